@@ -1,8 +1,9 @@
 UV := ./tools/uv.sh
 RUN := $(UV) run --frozen --quiet
 export UV_PYTHON_DOWNLOADS := never
+NOT_MADE = { echo "error: no environment, for the reason above. If it is the network: set HTTPS_PROXY, or UV_DEFAULT_INDEX to an index within reach." >&2; exit 2; }
 
-.PHONY: test-no-cluster test-engines test-kube-foreign test-kube-version quick-types quick-tests up runtime env quick check test unit fuzz docs protos cluster bench-% clean help
+.PHONY: up runtime env quick quick-tests check check-types check-native check-texts test test-rest test-all test-wide mutants fuzz docs protos cluster kustomize screenshots bench-% clean help
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -11,52 +12,51 @@ up: runtime      ## serve the models of examples/stack.yaml (no GPU needed); Ctr
 
 runtime:         ## what running needs, from the lock file; what developing needs is left as it is
 	@[ -d .venv ] || echo "making the environment from uv.lock (once)" >&2
-	@$(UV) sync --frozen --quiet --no-dev --inexact
+	@$(UV) sync --frozen --quiet --no-dev --inexact --extra embedded || $(NOT_MADE)
 
 env:             ## the whole environment from the lock file
-	@$(UV) sync --frozen --quiet
+	@$(UV) sync --frozen --quiet || $(NOT_MADE)
 
 quick: env       ## lint, types and the fast tests: under a minute on two cores
-	$(RUN) ruff check .
-	$(RUN) ruff format --check .
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-types quick-tests
-
-quick-types:
-	$(RUN) mypy
-	$(RUN) lint-imports
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-types quick-tests
 
 quick-tests:
-	$(RUN) pytest -q -m "not slow" $(shell python3 tests/tiers.py)
+	$(RUN) pytest -q --tier=fast
 
-check: env       ## lint, types, layers, generated docs, the C code under gcc and clang
+check: env       ## lint, types, layers, generated pages, the C code under gcc and clang
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-types check-native check-texts
+
+check-types:
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 	$(RUN) lint-imports
-	$(RUN) python tools/generate_reference.py --check
+
+check-native:
 	$(RUN) python tools/check_native.py
+
+check-texts:
+	$(RUN) python tools/generate_reference.py --check
 	$(RUN) python tools/generate_chart.py --check
-	$(RUN) python tools/generate_kustomize.py --check
 	$(RUN) hadolint deploy/docker/Dockerfile
 
-test: check unit ## all checks and tests
+PYTEST = $(RUN) pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
 
-test-no-cluster: check ## all checks, and all tests but those on a Kubernetes cluster
-	@$(MAKE) --no-print-directory unit ARGS='-m "not cluster" $(ARGS)'
+test: check      ## all checks, and the tests that need no cluster and nothing built for minutes: 10 minutes on two cores, 6 once cached
+	$(PYTEST) --tier=test $(ARGS)
 
-unit: env
-	$(RUN) pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder $(ARGS)
+test-rest: env   ## what make test leaves out: a Kubernetes cluster, KServe, KAI, sanitizers, stress, property tests at full length
+	$(PYTEST) --tier=rest $(ARGS)
 
-test-engines: env ## the adapters against real programs without a GPU: vLLM for the CPU (6 GB) and Ollama, kept in the cache
-	AIMGPU_TEST_ENGINES=1 $(RUN) pytest tests/engines_real -q $(ARGS)
+test-all: test   ## make test, then make test-rest: at most 40 minutes more
+	@$(MAKE) --no-print-directory test-rest
 
-test-kube-foreign: env ## admission and node agent under the real KServe and KAI-Scheduler, built once (10 CPU minutes) and kept in the cache
-	$(RUN) pytest tests/kubernetes/test_kserve_cluster.py tests/kubernetes/test_kai_cluster.py -q $(ARGS)
+test-wide: env   ## by hand or by schedule: another Kubernetes, real engines, long fuzzing; results into tests/wide/results (ARGS=engines: one part)
+	@$(UV) sync --frozen --quiet --group fuzz
+	$(RUN) --group fuzz python -m tests.wide $(ARGS)
 
-KUBERNETES ?= v1.34.4
-test-kube-version: env ## DRA driver and device plugin on another Kubernetes, built once (10 CPU minutes): KUBERNETES=v1.35.4
-	AIMGPU_KUBERNETES_VERSION=$(KUBERNETES) $(RUN) pytest tests/cluster/test_cluster.py tests/kubernetes/test_dra_sharing.py \
-	    tests/kubernetes/test_dra_failures.py tests/kubernetes/test_device_plugin_cluster.py -q $(ARGS)
+mutants: env     ## change things in ROOM (gateway) one at a time, COUNT (20) chosen by SEED (1), and list what its tests did not notice
+	$(RUN) python -m tests.wide.mutants $(or $(ROOM),gateway) --seed $(or $(SEED),1) --count $(or $(COUNT),20)
 
 fuzz: env        ## the property tests with TIMES (50) times as many examples, and new ones each time
 	AIMGPU_FUZZ=$(or $(TIMES),50) $(RUN) pytest -m hypothesis $(ARGS)
@@ -65,19 +65,21 @@ docs: env        ## write the generated reference pages and chart files
 	$(RUN) python tools/generate_reference.py
 	$(RUN) python -m tools.dashboards
 	$(RUN) python tools/generate_chart.py
-	$(RUN) python tools/generate_kustomize.py
 
 cluster: env     ## a Kubernetes cluster with our parts on simulated GPUs; Ctrl-C removes it (as root)
 	@$(RUN) python -m tests.cluster $(ARGS)
 
+kustomize: env   ## a kustomize base from the chart, in dist/kustomize: make kustomize IMAGE=registry.example/aimgpu:0.2.0
+	$(RUN) python tools/generate_kustomize.py $(IMAGE) dist/kustomize $(ARGS)
+
 protos: env      ## compile the messages of the kubelet's gRPC interfaces
-	$(RUN) python -m grpc_tools.protoc --proto_path=src --python_out=src --pyi_out=src src/aimgpu/kubernetes/kubelet_api/*.proto
+	$(RUN) python -m grpc_tools.protoc --proto_path=src --python_out=src --pyi_out=src src/aimgpu/kubernetes/node/kubelet_api/*.proto
 
 screenshots: env ## take the pictures of the page that the docs show (needs chromium)
 	$(RUN) python -m tools.screenshots $(ARGS)
 
 bench-%: env     ## run one benchmark, write benchmarks/results/NAME.json
-	$(RUN) python -m benchmarks.$(subst -,_,$*) $(ARGS)
+	$(RUN) python -m benchmarks.$(subst -,_,$*)$(if $(wildcard benchmarks/$(subst -,_,$*)/run.py),.run) $(ARGS)
 
 clean:           ## remove what was built here
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

@@ -22,6 +22,7 @@ import uvloop
 from uvicorn.server import ServerState
 
 from benchmarks import gateway_ours
+from benchmarks.recording import write_result
 
 _BODY = {"model": "m", "messages": [{"role": "user", "content": "Say hello to everybody"}]}
 _JSON = (
@@ -60,13 +61,22 @@ def main() -> None:
     for child in children.values():
         child.terminate()
         child.wait()
+    figures: dict[str, float] = {}
     for (kind, name), values in taken.items():
+        figures[f"{kind} {name}, us"] = round(_fast(values), 2)
         print(f"{kind:7} {name:7} fastest tenth {_fast(values):7.2f} us, median {statistics.median(values):7.2f} us a request")
     for kind in _KINDS:
         if given.before:
             ratio = _fast(taken[kind, "now"]) / _fast(taken[kind, "before"])
             middle = statistics.median(taken[kind, "now"]) / statistics.median(taken[kind, "before"])
+            figures |= {f"{kind} now / before": round(ratio, 3), f"{kind} now / before, median": round(middle, 3)}
             print(f"{kind:7} now / before: fastest tenth {ratio:.3f}, median {middle:.3f}")
+    commits = [{"checkout": name, "commit": _commit(checkout)} for name, checkout in checkouts.items()]
+    write_result("gateway_cpu", figures, commits, packages=("uvloop", "orjson", "httptools"))
+
+
+def _commit(checkout: Path) -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _fast(values: list[float]) -> float:
@@ -74,9 +84,11 @@ def _fast(values: list[float]) -> float:
 
 
 def _start(here: Path, checkout: Path, connections: int) -> "subprocess.Popen[str]":
-    """This file in the environment of this checkout, with the package of that one."""
+    """This file with the package of that checkout, in its own environment where it has one."""
     paths = os.pathsep.join((str(checkout / "src"), str(checkout)))
-    argv = [sys.executable, "-P", str(here / "benchmarks" / "gateway_cpu.py"), "--child", "--connections", str(connections)]
+    own = checkout / ".venv" / "bin" / "python"
+    python = str(own) if own.exists() else sys.executable
+    argv = [python, "-P", str(here / "benchmarks" / "gateway_cpu.py"), "--child", "--connections", str(connections)]
     environment = os.environ | {"PYTHONPATH": paths}
     return subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 

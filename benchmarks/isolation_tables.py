@@ -1,4 +1,4 @@
-"""Writes the H200's figures into docs/explanation/isolation.md, and the plot: `python -m benchmarks.isolation_tables`.
+"""Writes the H200's figures into docs/explanation/isolation-figures.md, and the plot: `python -m benchmarks.isolation_tables`.
 
 Between `<!-- figures: NAME -->` and `<!-- end -->` the page holds what is rendered here from benchmarks/results/. Time-slicing
 and MPS need no new run when the library changes: they are read from isolation-h200-others.json. The gate beside a server that
@@ -17,7 +17,7 @@ from benchmarks.isolation_paired import quantile
 from benchmarks.isolation_plot import SETUPS, TARGET, draw
 from benchmarks.recording import RESULTS
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "isolation.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "isolation-figures.md"
 BLOCK = re.compile(r"(?<=<!-- figures: )(\w+)( -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)
 OTHERS = ("time_slicing_1", "time_slicing_2", "mps_1", "mps_40")
 ALTERNATING = ("isolation-h200-alternating", *(f"isolation-h200-alternating-{number}" for number in (2, 3, 4)))

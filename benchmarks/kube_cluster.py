@@ -24,12 +24,12 @@ from tests.cluster.waiting import wait_until
 from tests.kubernetes.accounts import NAMESPACE, make_account
 from tests.kubernetes.admission import running_admission
 
-from aimgpu.kubernetes.api_access import read_kubeconfig
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.custom_resources import GPU_SHARES, custom_resource_definitions
-from aimgpu.kubernetes.dra_driver.device_classes import device_classes
-from aimgpu.kubernetes.operator.access_rules import cluster_role_rules, role_rules
-from aimgpu.kubernetes.standard_resources import NODES, PODS, RESOURCE_SLICES
+from aimgpu.kubernetes.api.access import read_kubeconfig
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.api.resources import NODES, PODS, RESOURCE_SLICES
+from aimgpu.kubernetes.cluster.operator.access_rules import cluster_role_rules, namespaced_rules, role_rules
+from aimgpu.kubernetes.node.dra_driver.device_classes import device_classes
+from aimgpu.kubernetes.vocabulary.custom_resources import GPU_SHARES, custom_resource_definitions
 from benchmarks.kube_cluster_binder import Binder
 from benchmarks.kube_cluster_plain_pods import measure_absence
 from benchmarks.kube_cluster_webhook import cpu_seconds, fake_pod, measure_added, percentile
@@ -88,8 +88,8 @@ def _measure_webhook(cluster: Cluster, reviews: int, *, absence_only: bool) -> d
 
 
 def _measure_operator(cluster: Cluster, nodes: int, services: int) -> dict[str, Any]:
-    kubeconfig = make_account(cluster, "operator", cluster_role_rules(), role_rules())
-    command = [sys.executable, "-m", "aimgpu.kubernetes.operator", "--namespace", NAMESPACE]
+    kubeconfig = make_account(cluster, "operator", [*cluster_role_rules(), *namespaced_rules()], role_rules())
+    command = [sys.executable, "-m", "aimgpu.kubernetes.cluster.operator", "--namespace", NAMESPACE]
     numbers = itertools.count()
 
     def start() -> Process:

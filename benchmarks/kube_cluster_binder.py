@@ -6,9 +6,9 @@ import time
 import uuid
 from typing import Any
 
-from aimgpu.kubernetes.api_client import Client, Object
-from aimgpu.kubernetes.names import DRIVER
-from aimgpu.kubernetes.standard_resources import PODS, RESOURCE_CLAIMS
+from aimgpu.kubernetes.api.client import Client, Object
+from aimgpu.kubernetes.api.resources import PODS, RESOURCE_CLAIMS
+from aimgpu.kubernetes.vocabulary.names import DRIVER
 from benchmarks.kube_node_scheduling import AT_ONCE, fake_slices
 
 

@@ -25,12 +25,12 @@ from tests.kubernetes.accounts import NAMESPACE
 from tests.kubernetes.admission import SERVICE
 
 from aimgpu.errors import AimGpuError, ClusterConflict
-from aimgpu.kubernetes.admission.namespace_warnings import warning_policies
-from aimgpu.kubernetes.admission.namespaces import AdmittedNamespaces
-from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration, validating_configuration
-from aimgpu.kubernetes.api_access import read_kubeconfig
-from aimgpu.kubernetes.api_client import Client, Object, Resource
-from aimgpu.kubernetes.standard_resources import PODS
+from aimgpu.kubernetes.api.access import read_kubeconfig
+from aimgpu.kubernetes.api.client import Client, Object, Resource
+from aimgpu.kubernetes.api.resources import PODS
+from aimgpu.kubernetes.cluster.admission.warning_policies import warning_policies
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration, validating_configuration
+from aimgpu.kubernetes.vocabulary.namespaces import AdmittedNamespaces
 from benchmarks.kube_cluster_webhook import create_dry, fake_pod, percentile
 
 ROUNDS = 16  # a multiple of the servers: each is in each state equally often

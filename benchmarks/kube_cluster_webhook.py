@@ -15,9 +15,9 @@ from typing import Any
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import Process
 
-from aimgpu.kubernetes.api_access import read_kubeconfig
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.standard_resources import PODS
+from aimgpu.kubernetes.api.access import read_kubeconfig
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.api.resources import PODS
 
 WARM_UP = 50
 _HOOK = "pods.aim.amd.com"

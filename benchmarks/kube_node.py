@@ -21,15 +21,15 @@ from tests.kubernetes.node_agent import claim_template, gpu_pod, running_agent, 
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
-from aimgpu.kubernetes.api_access import read_kubeconfig
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.cdi import SpecFolder
-from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint
-from aimgpu.kubernetes.dra_driver.claims import Allocated, DraClaim
-from aimgpu.kubernetes.dra_driver.preparation import Preparation
+from aimgpu.kubernetes.api.access import read_kubeconfig
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.api.resources import PODS
+from aimgpu.kubernetes.node.cdi import SpecFolder
+from aimgpu.kubernetes.node.dra_driver.checkpoint import Checkpoint
+from aimgpu.kubernetes.node.dra_driver.claims import Allocated, DraClaim
+from aimgpu.kubernetes.node.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.node.grants import NodeGrants
 from aimgpu.kubernetes.node.layouts import NodeLayouts
-from aimgpu.kubernetes.standard_resources import PODS
 from aimgpu.ledger import Ledger
 from benchmarks.kube_node_calls import measure_calls
 from benchmarks.kube_node_churn import WAIT_SECONDS, is_running, measure_churn, plain_pod, wait_for_pods

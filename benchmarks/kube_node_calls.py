@@ -19,8 +19,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.waiting import wait_until
 from tests.kubernetes.node_agent import NodeAgent, gpu_pod
 
-from aimgpu.kubernetes.kubelet_api import dra_v1_pb2 as pb
-from aimgpu.kubernetes.names import DRIVER
+from aimgpu.kubernetes.node.kubelet_api import dra_v1_pb2 as pb
+from aimgpu.kubernetes.vocabulary.names import DRIVER
 
 SERVICE = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 SOCKET = f"/var/lib/kubelet/plugins/{DRIVER}/dra.sock"

@@ -16,9 +16,9 @@ from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
 from tests.cluster.waiting import wait_until
 from tests.kubernetes.node_agent import NodeAgent, gpu_pod
 
-from aimgpu.kubernetes.api_access import read_kubeconfig
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.standard_resources import PODS
+from aimgpu.kubernetes.api.access import read_kubeconfig
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.api.resources import PODS
 from benchmarks.kube_node_calls import read_rss_mb
 
 WAIT_SECONDS = 600.0

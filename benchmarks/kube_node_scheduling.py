@@ -17,12 +17,12 @@ from tests.cluster.waiting import wait_until
 from tests.kubernetes.node_agent import claim_template, share
 
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.kubernetes.api_access import read_kubeconfig
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.dra_driver.candidates import list_candidates
-from aimgpu.kubernetes.dra_driver.device_classes import device_classes
-from aimgpu.kubernetes.dra_driver.resource_slices import SliceSettings, build_slices
-from aimgpu.kubernetes.standard_resources import NODES, PODS, RESOURCE_SLICES
+from aimgpu.kubernetes.api.access import read_kubeconfig
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.api.resources import NODES, PODS, RESOURCE_SLICES
+from aimgpu.kubernetes.node.dra_driver.candidates import list_candidates
+from aimgpu.kubernetes.node.dra_driver.device_classes import device_classes
+from aimgpu.kubernetes.node.dra_driver.resource_slices import SliceSettings, build_slices
 
 KWOK = GoProgram(name="kwok", packages=("sigs.k8s.io/kwok/cmd/kwok",))
 KWOK_VERSION = "v0.8.0"

@@ -240,7 +240,7 @@ def _result(figures: dict[str, float], rows: list[Row]) -> dict[str, object]:
         "command": "python -m benchmarks.sizing POINTS.csv",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}",
-        "versions": {"python": platform.python_version(), "aim-gpu-sharing": version("aim-gpu-sharing")},
+        "versions": {"python": platform.python_version(), "aimgpu": version("aimgpu")},
         "figures": figures,
         "rows": rows,
     }

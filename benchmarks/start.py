@@ -147,7 +147,7 @@ def main() -> None:
         "help_cpu_seconds": round(help_cpu, 3),
     }
     rows = [{"run": number, **{key: round(value, 2) for key, value in run.items()}} for number, run in enumerate(warm)]
-    path = write_result("start", figures, rows, packages=["aim-gpu-sharing", "xllamacpp", "uvicorn", "click"])
+    path = write_result("start", figures, rows, packages=["aimgpu", "xllamacpp", "uvicorn", "click"])
     print(json.dumps(figures, indent=1), f"\nwritten to {path}")
 
 

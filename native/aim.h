@@ -12,6 +12,7 @@
 #include "region.h"
 
 #define AIM_DEVICES 64
+#define AIM_NEWEST_CUDA 13050 /* of which every function was looked at: functions.def */
 #define AIM_EXPORT __attribute__((visibility("default")))
 #define AIM_UNCHECKED __attribute__((no_sanitize("address", "thread", "undefined")))
 
@@ -100,18 +101,31 @@ void aim_say_once(int *said, const char *format, ...) __attribute__((format(prin
 
 /* life.c: which processes are alive */
 void aim_life_start(void);
+void aim_life_after_fork(void);
 uint32_t aim_own_pid(void);
 int aim_is_own_process(const struct aim_process *process);
 void aim_life_describe(struct aim_process *process); /* writes this process's identity into a slot */
-int aim_life_hold(struct aim_share *share, const struct aim_process *process);
+void aim_life_drop(struct aim_share *share);
+int aim_life_take(struct aim_share *share, const struct aim_process *process); /* the lock of a place to be claimed; 0: it has another */
+void aim_life_hold(struct aim_share *share, struct aim_process *process);
+int aim_life_seize(const struct aim_share *share, const struct aim_process *process, int take);
+int aim_life_is_held(const struct aim_share *share, const struct aim_process *process);
 int aim_is_alive(const struct aim_share *share, const struct aim_process *process);
+
+/* lock.c */
+enum aim_lock { AIM_NO_FILE, AIM_ALONE, AIM_LOCKED }; /* ALONE: only among the threads of this process */
+enum aim_lock aim_lock_threads(struct aim_share *share);
+void aim_lock_tenant(struct aim_share *share, enum aim_lock *how); /* the processes' too, where it can be had */
+void aim_unlock(struct aim_share *share, enum aim_lock how);
 
 /* account.c */
 struct aim_process *aim_attach(struct aim_share *share);
+int aim_tenant_is_ours(const struct aim_share *share);
 int aim_slot_is_ours(struct aim_share *share); /* forgets a slot that was reaped or given to another tenant */
 void aim_forget_former_self(struct aim_share *share);
 int aim_reserve(int device, uint64_t bytes);
-int aim_reserve_far(int device, uint64_t bytes);
+int aim_try_reserve(int device, uint64_t bytes); /* not counted as refused: more is tried */
+void aim_count_refusal(int device);
 void aim_give_back(int device, uint64_t bytes);
 int aim_cap(int device, uint64_t *cap, uint64_t *used); /* 0: no cap; asking charges nothing */
 int aim_share_cap(const struct aim_share *share, uint64_t *cap, uint64_t *used);
@@ -127,7 +141,6 @@ enum aim_kind {
     K_ARRAY,
     K_MEMORY,
     K_HANDLE,
-    K_MAPPING,
     K_POOL,
     K_GRAPH,
     K_GRAPH_STREAM, /* a stream that is captured into a graph */
@@ -140,22 +153,46 @@ enum aim_kind {
     K_KINDS
 };
 struct aim_entry {
-    uint64_t key;
-    uint64_t bytes;
+    uint64_t key; /* address or handle */
+    uint64_t bytes;   /* charged for it */
     uint64_t context; /* the context it dies with; 0: none */
-    uint64_t other;   /* LINEAR: its block; POOL: bytes that calls under way may add; POOLED: its pool; HANDLE, MAPPING: identity of the MEMORY; GRAPH: its exec; EXEC, GRAPH_*: its graph */
-    uint64_t used;    /* POOL: live bytes; MEMORY: mappings; GRAPH_STREAM: bytes live at this point, signed; STREAMS: how many live */
-    uint64_t pinned;  /* POOL: live bytes, every allocation in whole grains; STREAMS: the most that lived at once */
+    uint64_t of;      /* key of the entry it belongs to: LINEAR: its block, POOLED: its pool, HANDLE: its MEMORY, GRAPH: its exec,
+                         EXEC and GRAPH_*: their graph; 0: none */
     int device;       /* POOL: -1 for a pool of host memory */
-    int references;   /* MEMORY: handles to it; BLOCK: allocations in it */
     enum aim_kind kind;
+    union { /* what only this kind has */
+        struct {
+            int allocations; /* in it */
+        } block;
+        struct {
+            uint64_t live;    /* bytes of its allocations */
+            uint64_t grains;  /* the same, each allocation in whole grains */
+            uint64_t growing; /* bytes that calls under way may add */
+        } pool;
+        struct {
+            int handles;
+            int had_several; /* at some time */
+            int is_exported;
+            uint64_t mappings;
+        } memory;
+        struct {
+            int64_t live; /* bytes at this point of the capture, below 0 where it frees what another stream took */
+        } graph_stream;
+        struct {
+            uint64_t live, most; /* how many live, and the most that lived at once */
+        } streams;
+    };
 };
 int aim_allocation_put(const struct aim_entry *entry); /* replaces an entry of the same kind and key */
 int aim_allocation_take(enum aim_kind kind, uint64_t key, struct aim_entry *entry);
 int aim_allocation_get(enum aim_kind kind, uint64_t key, struct aim_entry *entry);
-uint64_t aim_allocations_take_all(int device, uint64_t context, unsigned kinds); /* bytes taken out */
+uint64_t aim_allocations_take_all(int device, unsigned kinds); /* bytes taken out */
+struct aim_taken; /* entries that were taken out together */
+struct aim_taken *aim_allocations_take_out(uint64_t context, unsigned kinds);
+void aim_taken_put_back(struct aim_taken *taken);
+void aim_taken_give_back(struct aim_taken *taken); /* their charge too */
 int aim_allocation_next(enum aim_kind kind, int device, uint64_t after, struct aim_entry *entry);
-void aim_allocations_repoint(enum aim_kind kind, uint64_t other, uint64_t to); /* `to` 0: taken out */
+void aim_allocations_repoint(enum aim_kind kind, uint64_t of, uint64_t to); /* `to` 0: taken out */
 void aim_allocations_forget(void); /* after a fork: the child holds nothing */
 
 /* cuda.c, hip.c: the driver calls that both interfaces have */
@@ -174,7 +211,8 @@ struct aim_driver {
     int (*device_uuid)(int device, unsigned char bytes[16]); /* 0: known */
     int (*stream_device)(void *stream);
     int (*stream_is_blocking)(void *stream);
-    int (*limit_unit)(int device, int limit, uint64_t *bytes); /* device bytes per unit of a context limit; 0: none */
+    /* Device bytes per unit of a context limit, and the units that a new context has, which its charge covers; 0: none. */
+    int (*limit_unit)(int device, int limit, uint64_t *bytes, uint64_t *included);
     int (*capturing)(void *stream, uint64_t *graph);
     int (*relax)(int mode);
     int (*event_create)(void **event);
@@ -187,6 +225,7 @@ struct aim_driver {
     void *(*device_pool)(int device);
     int (*graph_reserved)(int device, uint64_t *value);
     int (*graph_trim)(int device);
+    int (*free_in_order)(uint64_t pointer, void *stream);
 };
 extern const struct aim_driver aim_cuda, aim_hip;
 
@@ -196,6 +235,54 @@ uint64_t aim_charge_of(const struct aim_driver *driver, enum aim_kind kind, int 
 void aim_track(const struct aim_driver *driver, enum aim_kind kind, uint64_t key, int device, uint64_t bytes, uint64_t charged);
 void aim_untrack(const struct aim_entry *held);
 void aim_blocks_after_fork(void);
+
+/* charge.c: around a call of the driver */
+struct aim_charge {
+    const struct aim_driver *driver;
+    enum aim_kind kind;
+    int device;
+    uint64_t bytes, charged;
+};
+struct aim_free {
+    const struct aim_driver *driver;
+    void *stream;
+    int is_known;
+    struct aim_entry held;
+};
+enum aim_free_how { AIM_AT_ONCE, AIM_LATER, AIM_TO_POOL, AIM_STREAM_ENDS };
+struct aim_new_stream {
+    const struct aim_driver *driver;
+    uint64_t context;
+    int device, entered;
+};
+struct aim_pooled {
+    const struct aim_driver *driver;
+    void *pool, *stream;
+    int device, is_captured;
+    uint64_t bytes, graph;
+};
+struct node_parameters;
+int aim_charge_begin(struct aim_charge *charge, const struct aim_driver *driver, enum aim_kind kind, int device, uint64_t bytes);
+int aim_charge_end(const struct aim_charge *charge, int code, uint64_t key);
+int aim_create_begin(struct aim_charge *charge, const struct aim_driver *driver, int device, uint64_t bytes);
+int aim_create_end(const struct aim_charge *charge, int code, uint64_t handle);
+int aim_free_begin(struct aim_free *about, const struct aim_driver *driver, enum aim_kind kind, uint64_t key, void *stream);
+int aim_free_end(const struct aim_free *about, int code, enum aim_free_how how);
+void aim_handles_begin(void);
+void aim_handles_end(void);
+int aim_stream_make_begin(struct aim_new_stream *made, const struct aim_driver *driver, uint64_t context);
+int aim_stream_make_end(const struct aim_new_stream *made, int code, uint64_t stream);
+int aim_pooled_begin(struct aim_pooled *about, const struct aim_driver *driver, void *pool, int device, void *stream, uint64_t bytes);
+int aim_pooled_end(const struct aim_pooled *about, int code, void *pointer);
+int aim_limit_end(const struct aim_entry *before, int code);
+int aim_node_begin(struct aim_charge *charge, const struct aim_driver *driver, uint64_t graph, const struct node_parameters *node);
+int aim_node_end(const struct aim_charge *charge, int code, uint64_t graph);
+
+/* late.c: memory that is freed when a stream comes to it */
+void aim_freed_later(const struct aim_driver *driver, void *stream, const struct aim_entry *held);
+int aim_late_settle(const struct aim_driver *driver, int synchronised); /* 1: something was freed */
+void aim_late_context_ended(uint64_t context);
+void aim_late_after_fork(void);
 
 /* contexts.c: what the driver takes for contexts and streams */
 int aim_context_begin(const struct aim_driver *driver, int device);
@@ -238,6 +325,8 @@ void aim_handle_mapped(uint64_t handle, uint64_t address, uint64_t bytes);
 void aim_handle_unmapped(uint64_t address, uint64_t bytes);
 void aim_handle_retained(uint64_t handle, uint64_t address);
 void aim_handle_pinned(uint64_t handle);
+void aim_handle_exported(uint64_t handle);
+void aim_mappings_forget(int device);
 int aim_graph_reserve(const struct aim_driver *driver, uint64_t graph, int device, uint64_t bytes);
 void aim_graph_unreserve(const struct aim_driver *driver, uint64_t graph, int device, uint64_t bytes);
 /* Captured allocations: what a stream frees, it may allocate again. */
@@ -250,10 +339,16 @@ void aim_exec_gone(const struct aim_driver *driver, uint64_t exec);
 int aim_graph_settle(const struct aim_driver *driver, int device);
 void aim_vmm_after_fork(void);
 
-/* gate.c */
+/* gate.c, sync.c */
 enum aim_extent { AIM_STREAM, AIM_WHOLE }; /* what a synchronisation waits for: a stream, or all of the context */
-void aim_gate_enter(const struct aim_driver *driver, void *stream, uint64_t key);
+/* Identifies launches that take about equally long: a kernel with its grid, a graph, a copy of about this size. */
+struct aim_key {
+    uint64_t exact, function; /* function: over all its grids, or sizes; a graph has one of its own */
+};
+void aim_gate_enter(const struct aim_driver *driver, void *stream, struct aim_key key);
 void aim_gate_leave(void);
+void aim_capture_begins(void); /* around every capture of this process */
+void aim_capture_ends(void);
 void aim_event_recorded(const struct aim_driver *driver, const void *event, const void *stream);
 void aim_event_done(const struct aim_driver *driver, const void *event, int waited, int done);
 void aim_stream_waits_for(const struct aim_driver *driver, const void *stream, const void *event);
@@ -263,6 +358,11 @@ void aim_pause_noted(const struct aim_share *share, struct aim_process *slot, ui
 void aim_inflight_stream_ends(const struct aim_driver *driver, void *stream);
 void aim_inflight_context_ends(uint64_t context);
 void aim_gate_after_fork(void);
+
+/* lengths.c: lengths that were learned */
+void aim_length_forget(const struct aim_key *key);
+void aim_lengths_forget(void);
+void aim_lengths_after_fork(void);
 
 /* streams.c */
 void aim_stream_launched(const struct aim_driver *driver, int device, const void *handle, struct aim_process *slot);

@@ -4,13 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct node {
-    struct node *next;
+struct aim_taken {
+    struct aim_taken *next;
     struct aim_entry entry;
 };
 
 static struct {
-    struct node **buckets;
+    struct aim_taken **buckets;
     size_t size, count;
 } tables[K_KINDS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -20,13 +20,13 @@ static size_t place(uint64_t key, size_t size) { return (size_t)((key * 0x9e3779
 static int grow(enum aim_kind kind)
 {
     size_t old = tables[kind].size, size = old == 0 ? 256 : old * 2;
-    struct node **buckets = calloc(size, sizeof *buckets);
+    struct aim_taken **buckets = calloc(size, sizeof *buckets);
     if (buckets == NULL)
         return old != 0;
     for (size_t i = 0; i < old; i++)
-        for (struct node *node = tables[kind].buckets[i], *next; node != NULL; node = next) {
+        for (struct aim_taken *node = tables[kind].buckets[i], *next; node != NULL; node = next) {
             next = node->next;
-            struct node **at = &buckets[place(node->entry.key, size)];
+            struct aim_taken **at = &buckets[place(node->entry.key, size)];
             node->next = *at;
             *at = node;
         }
@@ -36,11 +36,11 @@ static int grow(enum aim_kind kind)
     return 1;
 }
 
-static struct node **find(enum aim_kind kind, uint64_t key)
+static struct aim_taken **find(enum aim_kind kind, uint64_t key)
 {
     if (tables[kind].size == 0)
         return NULL;
-    struct node **at = &tables[kind].buckets[place(key, tables[kind].size)];
+    struct aim_taken **at = &tables[kind].buckets[place(key, tables[kind].size)];
     while (*at != NULL && (*at)->entry.key != key)
         at = &(*at)->next;
     return *at == NULL ? NULL : at;
@@ -48,14 +48,14 @@ static struct node **find(enum aim_kind kind, uint64_t key)
 
 static int put(const struct aim_entry *entry)
 {
-    struct node **at = find(entry->kind, entry->key);
+    struct aim_taken **at = find(entry->kind, entry->key);
     if (at != NULL) {
         (*at)->entry = *entry;
         return 1;
     }
     if (tables[entry->kind].count >= tables[entry->kind].size && !grow(entry->kind))
         return 0;
-    struct node *node = malloc(sizeof *node);
+    struct aim_taken *node = malloc(sizeof *node);
     if (node == NULL)
         return 0;
     at = &tables[entry->kind].buckets[place(entry->key, tables[entry->kind].size)];
@@ -74,9 +74,9 @@ int aim_allocation_put(const struct aim_entry *entry)
     return done;
 }
 
-static void unlink_node(enum aim_kind kind, struct node **at)
+static void unlink_node(enum aim_kind kind, struct aim_taken **at)
 {
-    struct node *node = *at;
+    struct aim_taken *node = *at;
     *at = node->next;
     tables[kind].count--;
     free(node);
@@ -85,7 +85,7 @@ static void unlink_node(enum aim_kind kind, struct node **at)
 int aim_allocation_take(enum aim_kind kind, uint64_t key, struct aim_entry *entry)
 {
     pthread_mutex_lock(&mutex);
-    struct node **at = find(kind, key);
+    struct aim_taken **at = find(kind, key);
     if (at != NULL) {
         *entry = (*at)->entry;
         unlink_node(kind, at);
@@ -97,34 +97,69 @@ int aim_allocation_take(enum aim_kind kind, uint64_t key, struct aim_entry *entr
 int aim_allocation_get(enum aim_kind kind, uint64_t key, struct aim_entry *entry)
 {
     pthread_mutex_lock(&mutex);
-    struct node **at = find(kind, key);
+    struct aim_taken **at = find(kind, key);
     if (at != NULL)
         *entry = (*at)->entry;
     pthread_mutex_unlock(&mutex);
     return at != NULL;
 }
 
-/* Takes out the entries of a device (and of a context, if one is given), and returns their bytes. */
-uint64_t aim_allocations_take_all(int device, uint64_t context, unsigned kinds)
+/* Takes out the entries of a device, and returns their bytes. */
+uint64_t aim_allocations_take_all(int device, unsigned kinds)
 {
     uint64_t bytes = 0;
     pthread_mutex_lock(&mutex);
-    for (unsigned kind = 0; kind < K_KINDS; kind++) {
-        if (!(kinds & 1u << kind))
-            continue;
-        for (size_t i = 0; i < tables[kind].size; i++)
-            for (struct node **at = &tables[kind].buckets[i]; *at != NULL;) {
-                const struct aim_entry *entry = &(*at)->entry;
-                if (entry->device != device || (context != 0 && entry->context != context)) {
+    for (unsigned kind = 0; kind < K_KINDS; kind++)
+        for (size_t i = 0; (kinds & 1u << kind) && i < tables[kind].size; i++)
+            for (struct aim_taken **at = &tables[kind].buckets[i]; *at != NULL;) {
+                if ((*at)->entry.device != device) {
                     at = &(*at)->next;
                     continue;
                 }
-                bytes += entry->bytes;
+                bytes += (*at)->entry.bytes;
                 unlink_node((enum aim_kind)kind, at);
             }
-    }
     pthread_mutex_unlock(&mutex);
     return bytes;
+}
+
+/* The entries of a context. */
+struct aim_taken *aim_allocations_take_out(uint64_t context, unsigned kinds)
+{
+    struct aim_taken *taken = NULL;
+    pthread_mutex_lock(&mutex);
+    for (unsigned kind = 0; kind < K_KINDS; kind++)
+        for (size_t i = 0; (kinds & 1u << kind) && i < tables[kind].size; i++)
+            for (struct aim_taken **at = &tables[kind].buckets[i], *node; (node = *at) != NULL;) {
+                if (node->entry.context != context) {
+                    at = &node->next;
+                    continue;
+                }
+                *at = node->next;
+                tables[kind].count--;
+                node->next = taken;
+                taken = node;
+            }
+    pthread_mutex_unlock(&mutex);
+    return taken;
+}
+
+void aim_taken_put_back(struct aim_taken *taken)
+{
+    for (struct aim_taken *next; taken != NULL; taken = next) {
+        next = taken->next;
+        aim_allocation_put(&taken->entry);
+        free(taken);
+    }
+}
+
+void aim_taken_give_back(struct aim_taken *taken)
+{
+    for (struct aim_taken *next; taken != NULL; taken = next) {
+        next = taken->next;
+        aim_give_back(taken->entry.device, taken->entry.bytes);
+        free(taken);
+    }
 }
 
 /* The entry with the smallest key above `after`; device -1 means any. */
@@ -133,7 +168,7 @@ int aim_allocation_next(enum aim_kind kind, int device, uint64_t after, struct a
     int found = 0;
     pthread_mutex_lock(&mutex);
     for (size_t i = 0; i < tables[kind].size; i++)
-        for (struct node *node = tables[kind].buckets[i]; node != NULL; node = node->next)
+        for (struct aim_taken *node = tables[kind].buckets[i]; node != NULL; node = node->next)
             if (node->entry.key > after && (device < 0 || node->entry.device == device) &&
                 (!found || node->entry.key < entry->key)) {
                 *entry = node->entry;
@@ -144,17 +179,17 @@ int aim_allocation_next(enum aim_kind kind, int device, uint64_t after, struct a
 }
 
 /* Entries that refer to `other` refer to `to` from now on, or are taken out. */
-void aim_allocations_repoint(enum aim_kind kind, uint64_t other, uint64_t to)
+void aim_allocations_repoint(enum aim_kind kind, uint64_t of, uint64_t to)
 {
     pthread_mutex_lock(&mutex);
     for (size_t i = 0; i < tables[kind].size; i++)
-        for (struct node **at = &tables[kind].buckets[i]; *at != NULL;) {
-            if ((*at)->entry.other == other && to == 0) {
+        for (struct aim_taken **at = &tables[kind].buckets[i]; *at != NULL;) {
+            if ((*at)->entry.of == of && to == 0) {
                 unlink_node(kind, at);
                 continue;
             }
-            if ((*at)->entry.other == other)
-                (*at)->entry.other = to;
+            if ((*at)->entry.of == of)
+                (*at)->entry.of = to;
             at = &(*at)->next;
         }
     pthread_mutex_unlock(&mutex);

@@ -1,4 +1,5 @@
-/* How many bytes an array takes at least; drivers pad rows, so rows are counted padded. */
+/* How many bytes an array takes at least. Drivers lay arrays out in blocks, so a row is counted in whole 64 bytes; a row of pitched
+ * memory in whole 512 bytes. */
 #include "wrappers.h"
 
 static uint64_t times(uint64_t a, uint64_t b)
@@ -34,7 +35,10 @@ uint64_t aim_pitch_bytes(size_t width, size_t height)
 
 uint64_t aim_array_bytes(size_t width, size_t height, size_t depth, uint64_t element)
 {
-    return times(times(times(width, element), height == 0 ? 1 : height), depth == 0 ? 1 : depth);
+    uint64_t row = times(width, element), rows = times(height == 0 ? 1 : height, depth == 0 ? 1 : depth);
+    if (rows > 1)
+        row = row > UINT64_MAX - 63 ? UINT64_MAX : (row + 63) / 64 * 64;
+    return times(row, rows);
 }
 
 uint64_t aim_mipmap_bytes(size_t width, size_t height, size_t depth, uint64_t element, unsigned levels)

@@ -46,12 +46,12 @@ void aim_track(const struct aim_driver *driver, enum aim_kind kind, uint64_t key
         return;
     }
     entry.bytes = 0;
-    entry.other = key / driver->block_bytes + 1;
+    entry.of = key / driver->block_bytes + 1;
     pthread_mutex_lock(&mutex);
-    int known = aim_allocation_get(K_BLOCK, entry.other, &block);
+    int known = aim_allocation_get(K_BLOCK, entry.of, &block);
     if (!known)
-        block = (struct aim_entry){.kind = K_BLOCK, .key = entry.other, .device = device, .bytes = charged, .context = entry.context};
-    block.references++;
+        block = (struct aim_entry){.kind = K_BLOCK, .key = entry.of, .device = device, .bytes = charged, .context = entry.context};
+    block.block.allocations++;
     aim_allocation_put(&block);
     aim_allocation_put(&entry);
     pthread_mutex_unlock(&mutex);
@@ -64,10 +64,10 @@ void aim_untrack(const struct aim_entry *held)
 {
     struct aim_entry block;
     uint64_t bytes = held->bytes;
-    if (held->kind == K_LINEAR && held->other != 0) {
+    if (held->kind == K_LINEAR && held->of != 0) {
         pthread_mutex_lock(&mutex);
-        if (aim_allocation_take(K_BLOCK, held->other, &block)) {
-            if (--block.references > 0)
+        if (aim_allocation_take(K_BLOCK, held->of, &block)) {
+            if (--block.block.allocations > 0)
                 aim_allocation_put(&block);
             else
                 bytes = block.bytes;

@@ -98,10 +98,10 @@ int aim_stream_begin(const struct aim_driver *driver, int device, uint64_t conte
     pthread_mutex_lock(&mutex);
     if (!aim_allocation_get(K_STREAMS, context, &all))
         all = (struct aim_entry){.kind = K_STREAMS, .key = context, .context = context, .device = device};
-    uint64_t want = charge_of(driver, all.used + 1);
+    uint64_t want = charge_of(driver, all.streams.live + 1);
     int allowed = want <= all.bytes || aim_reserve_hard(driver, device, want - all.bytes);
     if (allowed) {
-        all.used++;
+        all.streams.live++;
         all.bytes = want > all.bytes ? want : all.bytes;
         aim_allocation_put(&all);
     }
@@ -116,13 +116,13 @@ void aim_stream_end(const struct aim_driver *driver, int device, uint64_t contex
     pthread_mutex_lock(&mutex);
     if (aim_allocation_get(K_STREAMS, context, &all)) {
         if (stream != 0) {
-            if (all.used > all.pinned)
+            if (all.streams.live > all.streams.most)
                 aim_driver_grew(device);
-            all.pinned = all.used > all.pinned ? all.used : all.pinned;
+            all.streams.most = all.streams.live > all.streams.most ? all.streams.live : all.streams.most;
             aim_allocation_put(&one);
-        } else if (all.used > 0) {
-            all.used--;
-            lower(device, &all.bytes, charge_of(driver, all.used > all.pinned ? all.used : all.pinned));
+        } else if (all.streams.live > 0) {
+            all.streams.live--;
+            lower(device, &all.bytes, charge_of(driver, all.streams.live > all.streams.most ? all.streams.live : all.streams.most));
         }
         aim_allocation_put(&all);
     }
@@ -134,8 +134,8 @@ void aim_stream_gone(const struct aim_entry *held)
 {
     struct aim_entry all;
     pthread_mutex_lock(&mutex);
-    if (aim_allocation_get(K_STREAMS, held->context, &all) && all.used > 0) {
-        all.used--;
+    if (aim_allocation_get(K_STREAMS, held->context, &all) && all.streams.live > 0) {
+        all.streams.live--;
         aim_allocation_put(&all);
     }
     pthread_mutex_unlock(&mutex);

@@ -61,17 +61,28 @@ static int stream_is_blocking(void *stream)
     return CUDA("cuStreamGetFlags", (void *, unsigned *), (stream, &flags)) != 0 || (flags & 1) == 0;
 }
 
-/* Stacks are allocated for all threads that can be resident. */
-static int limit_unit(int ordinal, int limit, uint64_t *bytes)
+/* Stacks, and the state of parent grids that wait for child grids (registers, 1 KiB per thread), are kept for all threads that
+ * can be resident. A launch that device code has pending takes its parameters (4 KiB) and as much again at most. */
+static int limit_unit(int ordinal, int limit, uint64_t *bytes, uint64_t *included)
 {
     int processors = 0, threads = 0;
-    *bytes = 1;
-    if (limit == 1 || limit == 2) /* CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE */
-        return 1;
-    if (limit != 0 || CUDA("cuDeviceGetAttribute", (int *, int, int), (&processors, 16, ordinal)) != 0 ||
+    switch (limit) {
+    case 1: /* CU_LIMIT_PRINTF_FIFO_SIZE */
+    case 2: /* CU_LIMIT_MALLOC_HEAP_SIZE */
+        return *bytes = 1, *included = 8u << 20, 1;
+    case 4: /* CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT */
+        return *bytes = 8192, *included = 2048, 1;
+    case 0: /* CU_LIMIT_STACK_SIZE */
+    case 3: /* CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH */
+        break;
+    default:
+        return 0;
+    }
+    if (CUDA("cuDeviceGetAttribute", (int *, int, int), (&processors, 16, ordinal)) != 0 ||
         CUDA("cuDeviceGetAttribute", (int *, int, int), (&threads, 39, ordinal)) != 0)
         return 0;
-    *bytes = (uint64_t)(unsigned)processors * (unsigned)threads;
+    *bytes = (uint64_t)(unsigned)processors * (unsigned)threads * (limit == 0 ? 1 : 1024);
+    *included = limit == 0 ? 1024 : 2;
     return 1;
 }
 
@@ -117,6 +128,7 @@ static int graph_reserved(int ordinal, uint64_t *value)
     return CUDA("cuDeviceGetGraphMemAttribute", (int, int, void *), (ordinal, 2, value));
 }
 static int graph_trim(int ordinal) { return CUDA("cuDeviceGraphMemTrim", (int), (ordinal)); }
+static int free_in_order(uint64_t pointer, void *stream) { return CUDA("cuMemFreeAsync", (uint64_t, void *), (pointer, stream)); }
 
 const struct aim_driver aim_cuda = {
     .api = AIM_CUDA,
@@ -147,9 +159,8 @@ const struct aim_driver aim_cuda = {
     .device_pool = device_pool,
     .graph_reserved = graph_reserved,
     .graph_trim = graph_trim,
+    .free_in_order = free_in_order,
 };
-
-#define UNDO_POOLED(pointer, stream) CUDA("cuMemFreeAsync", (uint64_t, void *), ((pointer), (stream)))
 
 /* Symbols without a suffix are those of CUDA 3.1: 32-bit addresses and sizes. */
 WRAP(cuMemAlloc, (uint32_t *pointer, unsigned bytes), (pointer, bytes))
@@ -195,22 +206,32 @@ struct old_shape3d {
 };
 #define ELEMENT(shape) (aim_format_bytes((shape)->format) * (shape)->channels)
 WRAP(cuArrayCreate, (void **array, const struct old_shape *shape), (array, shape))
+    if (shape == NULL)
+        return INSIDE(real(array, shape));
     return CHARGED(K_ARRAY, DEVICE(), aim_array_bytes(shape->width, shape->height, 1, ELEMENT(shape)), P(*array),
                    real(array, shape));
 END
 WRAP(cuArrayCreate_v2, (void **array, const struct array_shape *shape), (array, shape))
+    if (shape == NULL)
+        return INSIDE(real(array, shape));
     return CHARGED(K_ARRAY, DEVICE(), aim_array_bytes(shape->width, shape->height, 1, ELEMENT(shape)), P(*array),
                    real(array, shape));
 END
 WRAP(cuArray3DCreate, (void **array, const struct old_shape3d *shape), (array, shape))
+    if (shape == NULL)
+        return INSIDE(real(array, shape));
     return CHARGED(K_ARRAY, DEVICE(), aim_array_bytes(shape->width, shape->height, shape->depth, ELEMENT(shape)),
                    P(*array), real(array, shape));
 END
 WRAP(cuArray3DCreate_v2, (void **array, const struct array3d_shape *shape), (array, shape))
+    if (shape == NULL)
+        return INSIDE(real(array, shape));
     return CHARGED(K_ARRAY, DEVICE(), aim_array_bytes(shape->width, shape->height, shape->depth, ELEMENT(shape)),
                    P(*array), real(array, shape));
 END
 WRAP(cuMipmappedArrayCreate, (void **array, const struct array3d_shape *shape, unsigned levels), (array, shape, levels))
+    if (shape == NULL)
+        return INSIDE(real(array, shape, levels));
     return CHARGED(K_ARRAY, DEVICE(),
                    aim_mipmap_bytes(shape->width, shape->height, shape->depth, ELEMENT(shape), levels), P(*array),
                    real(array, shape, levels));
@@ -226,6 +247,9 @@ END
 WRAP(cuMemMap, (uint64_t address, size_t bytes, size_t offset, uint64_t handle, uint64_t flags),
      (address, bytes, offset, handle, flags))
     return WITH_HANDLES(real(address, bytes, offset, handle, flags), aim_handle_mapped(handle, address, bytes));
+END
+WRAP(cuMemExportToShareableHandle, (void *shared, uint64_t handle, int type, uint64_t flags), (shared, handle, type, flags))
+    return WITH_HANDLES(real(shared, handle, type, flags), aim_handle_exported(handle));
 END
 WRAP(cuMemUnmap, (uint64_t address, size_t bytes), (address, bytes))
     return WITH_HANDLES(real(address, bytes), aim_handle_unmapped(address, bytes));
@@ -280,7 +304,7 @@ END
         }                                                                                                              \
         if (is_pooled(pointer))                                                                                        \
             return FREED_POOLED(pointer, real(pointer, stream));                                                       \
-        return FREED(K_LINEAR, pointer, real(pointer, stream));                                                        \
+        return FREED_LATER(pointer, form(stream), real(pointer, stream));                                              \
     END
 FREE_ASYNC(cuMemFreeAsync, )
 FREE_ASYNC(cuMemFreeAsync_ptsz, PER_THREAD)
@@ -294,7 +318,7 @@ END
 WRAP(cuMemPoolCreate, (void **pool, const struct location *where), (pool, where))
     int code = INSIDE(real(pool, where));
     if (code == 0)
-        aim_pool_made(&DRIVER, *pool, where->type == ON_DEVICE ? where->id : -1);
+        aim_pool_made(&DRIVER, *pool, aim_pool_home(where, DEVICE()));
     return code;
 END
 WRAP(cuMemPoolDestroy, (void *pool), (pool))
@@ -311,34 +335,24 @@ WRAP(cuMemPoolTrimTo, (void *pool, size_t keep), (pool, keep))
 END
 
 #define OF_CONTEXT (1u << K_LINEAR | 1u << K_BLOCK | 1u << K_ARRAY | 1u << K_LIMIT | 1u << K_STREAM | 1u << K_STREAMS)
-/* Taken out before the driver ends the context, since its addresses may be given out again at once; given back afterwards. */
-struct of_devices {
-    uint64_t bytes[AIM_DEVICES];
-};
-static struct of_devices take_out(uint64_t which)
+/* Taken out before the driver ends the context, since its addresses may be given out again at once; given back afterwards, or
+ * put back where the driver refused: a primary context is released, not destroyed. */
+static struct aim_taken *take_out(uint64_t which) { return which == 0 ? NULL : aim_allocations_take_out(which, OF_CONTEXT); }
+static void context_ended(uint64_t which, struct aim_taken *taken)
 {
-    struct of_devices taken;
-    for (int on = 0; on < AIM_DEVICES; on++)
-        taken.bytes[on] = which == 0 ? 0 : aim_allocations_take_all(on, which, OF_CONTEXT);
-    return taken;
-}
-static void give_back(const struct of_devices *taken)
-{
-    for (int on = 0; on < AIM_DEVICES; on++)
-        aim_give_back(on, taken->bytes[on]);
-}
-static void context_ended(uint64_t which, const struct of_devices *taken)
-{
-    give_back(taken);
+    aim_taken_give_back(taken);
+    aim_late_context_ended(which);
     aim_context_gone(which);
 }
 #define CONTEXT_DESTROY(symbol)                                                                                        \
     WRAP(symbol, (void *which), (which))                                                                               \
         aim_inflight_context_ends(P(which));                                                                           \
-        struct of_devices taken = take_out(P(which));                                                                  \
+        struct aim_taken *taken = take_out(P(which));                                                                  \
         int code = INSIDE(real(which));                                                                                \
-        if (code == 0) /* else it stays charged */                                                                     \
-            context_ended(P(which), &taken);                                                                           \
+        if (code == 0)                                                                                                 \
+            context_ended(P(which), taken);                                                                            \
+        else                                                                                                           \
+            aim_taken_put_back(taken);                                                                                 \
         return code;                                                                                                   \
     END
 CONTEXT_DESTROY(cuCtxDestroy)
@@ -389,9 +403,9 @@ static void primary_released(int on)
     int active = 1;
     CUDA("cuDevicePrimaryCtxGetState", (int, unsigned *, int *), (on, &flags, &active));
     if (!active && on >= 0 && on < AIM_DEVICES && load(&primary[on]) != 0) {
-        struct of_devices taken = take_out(load(&primary[on]));
+        struct aim_taken *taken = take_out(load(&primary[on]));
         aim_inflight_context_ends(load(&primary[on]));
-        context_ended(load(&primary[on]), &taken);
+        context_ended(load(&primary[on]), taken);
     }
 }
 #define PRIMARY_RELEASE(symbol)                                                                                        \
@@ -406,10 +420,13 @@ static void primary_released(int on)
         uint64_t which = on >= 0 && on < AIM_DEVICES ? load(&primary[on]) : 0;                                         \
         if (which != 0)                                                                                                \
             aim_inflight_context_ends(which);                                                                          \
-        struct of_devices taken = take_out(which);                                                                     \
+        struct aim_taken *taken = take_out(which);                                                                     \
         int code = INSIDE(real(on));                                                                                   \
-        if (code == 0) /* the context is made again when it is next used */                                            \
-            give_back(&taken);                                                                                         \
+        if (code == 0) { /* the context is made again when it is next used */                                          \
+            aim_taken_give_back(taken);                                                                                \
+            aim_late_context_ended(which);                                                                             \
+        } else                                                                                                         \
+            aim_taken_put_back(taken);                                                                                 \
         aim_pools_refresh(&DRIVER, on);                                                                                \
         return code;                                                                                                   \
     END

@@ -6,6 +6,8 @@
 WRAP(cuGraphAddMemAllocNode,
      (void **node, void *graph, const void *dependencies, size_t count, struct node_parameters *parameters),
      (node, graph, dependencies, count, parameters))
+    if (parameters == NULL)
+        return INSIDE(real(node, graph, dependencies, count, parameters));
     return MEMORY_NODE(graph, parameters, real(node, graph, dependencies, count, parameters));
 END
 WRAP(cuGraphAddNode,
@@ -16,6 +18,13 @@ WRAP(cuGraphAddNode,
     return MEMORY_NODE(graph, &parameters->memory, real(node, graph, dependencies, count, parameters));
 END
 WRAP(cuGraphAddNode_v2,
+     (void **node, void *graph, const void *dependencies, const void *edges, size_t count, struct any_node *parameters),
+     (node, graph, dependencies, edges, count, parameters))
+    if (parameters == NULL || parameters->type != NODE_ALLOCATES)
+        return INSIDE(real(node, graph, dependencies, edges, count, parameters));
+    return MEMORY_NODE(graph, &parameters->memory, real(node, graph, dependencies, edges, count, parameters));
+END
+WRAP(cuGraphAddNode_v3,
      (void **node, void *graph, const void *dependencies, const void *edges, size_t count, struct any_node *parameters),
      (node, graph, dependencies, edges, count, parameters))
     if (parameters == NULL || parameters->type != NODE_ALLOCATES)
@@ -37,12 +46,21 @@ END
 WRAP(cuGraphInstantiateWithParams_ptsz, (void **exec, void *graph, void *parameters), (exec, graph, parameters))
     return INSTANTIATED(graph, exec, real(exec, graph, parameters));
 END
+#define UNLOAD(symbol)                                                                                                 \
+    WRAP(symbol, (void *code), (code))                                                                                 \
+        aim_lengths_forget(); /* before the driver can give its handles to other code */                               \
+        return INSIDE(real(code));                                                                                     \
+    END
+UNLOAD(cuModuleUnload)
+UNLOAD(cuLibraryUnload)
 WRAP(cuGraphDestroy, (void *graph), (graph))
     aim_graph_gone(&DRIVER, P(graph)); /* before the driver can give the handle to another thread */
     return INSIDE(real(graph));
 END
 WRAP(cuGraphExecDestroy, (void *exec), (exec))
+    struct aim_key key = graph_key(exec);
     aim_exec_gone(&DRIVER, P(exec));
+    aim_length_forget(&key);
     return INSIDE(real(exec));
 END
 WRAP(cuDeviceGraphMemTrim, (int on), (on))
@@ -113,7 +131,7 @@ END
 
 #define GRAPH(symbol, form)                                                                                            \
     WRAP(symbol, (void *exec, void *stream), (exec, stream))                                                           \
-        return LAUNCH(form(stream), kernel_key(exec, 0, 0, 0), real(exec, stream));                                    \
+        return LAUNCH(form(stream), graph_key(exec), real(exec, stream));                                    \
     END
 GRAPH(cuGraphLaunch, )
 GRAPH(cuGraphLaunch_ptsz, PER_THREAD)
@@ -207,7 +225,7 @@ END
 #define DESTROY(symbol)                                                                                                \
     WRAP(symbol, (void *stream), (stream))                                                                             \
         STREAM_LEAVES(stream);                                                                                         \
-        return FREED_AS(K_STREAM, P(stream), real(stream), aim_stream_gone(&held_));                                   \
+        return FREED_AS(K_STREAM, P(stream), NULL, AIM_STREAM_ENDS, real(stream));                                      \
     END
 DESTROY(cuStreamDestroy)
 DESTROY(cuStreamDestroy_v2)
@@ -228,6 +246,14 @@ CAPTURE(cuStreamBeginCapture_v2_ptsz, PER_THREAD)
     END
 CAPTURE_TO(cuStreamBeginCaptureToGraph, )
 CAPTURE_TO(cuStreamBeginCaptureToGraph_ptsz, PER_THREAD)
+#define CAPTURED(symbol)                                                                                               \
+    WRAP(symbol, (void *stream, void **graph), (stream, graph))                                                        \
+        int code = INSIDE(real(stream, graph));                                                                        \
+        aim_capture_ends();                                                                                            \
+        return code;                                                                                                   \
+    END
+CAPTURED(cuStreamEndCapture)
+CAPTURED(cuStreamEndCapture_ptsz)
 
 #define WAIT(symbol, form)                                                                                             \
     WRAP(symbol, (void *stream, void *event, unsigned flags), (stream, event, flags))                                  \
@@ -254,16 +280,31 @@ EVENT_DONE(cuEventSynchronize, 1)
 EVENT_DONE(cuEventQuery, 0)
 
 enum { PER_THREAD_STREAM = 2 };
+/* The version to judge a lookup by: a form that the driver returns for a version that we know too is a known one. */
+static int known_version(const char *name, const void *found, int version, uint64_t flags)
+{
+    void *former = NULL;
+    int status = 0;
+    if (version <= AIM_NEWEST_CUDA)
+        return version;
+    int code = INSIDE(CALL(AIM_CUDA, "cuGetProcAddress_v2", (const char *, void **, int, uint64_t, int *),
+                           (name, &former, AIM_NEWEST_CUDA, flags, &status), 500));
+    return code == 0 && former == found ? AIM_NEWEST_CUDA : version;
+}
+static void *wrapper_for(const char *name, void *found, int version, uint64_t flags)
+{
+    return aim_wrapper_for(AIM_CUDA, name, found, known_version(name, found, version, flags), (flags & PER_THREAD_STREAM) != 0);
+}
 WRAP(cuGetProcAddress, (const char *name, void **found, int version, uint64_t flags), (name, found, version, flags))
     int code = INSIDE(real(name, found, version, flags));
     if (code == 0 && found != NULL && *found != NULL)
-        *found = aim_wrapper_for(AIM_CUDA, name, *found, version, (flags & PER_THREAD_STREAM) != 0);
-    return code;
+        *found = wrapper_for(name, *found, version, flags);
+    return code == 0 && found != NULL && *found == NULL ? DRIVER.missing : code;
 END
 WRAP(cuGetProcAddress_v2, (const char *name, void **found, int version, uint64_t flags, void *status),
      (name, found, version, flags, status))
     int code = INSIDE(real(name, found, version, flags, status));
     if (code == 0 && found != NULL && *found != NULL)
-        *found = aim_wrapper_for(AIM_CUDA, name, *found, version, (flags & PER_THREAD_STREAM) != 0);
-    return code;
+        *found = wrapper_for(name, *found, version, flags);
+    return code == 0 && found != NULL && *found == NULL ? DRIVER.missing : code;
 END

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ROSTER_NS = 1000000, HERE_NS = 1000000, GRACE_NS = 5000000, LONGEST_WAIT_NS = 50000000 };
+enum { ROSTER_NS = 1000000, HERE_NS = 1000000, ASK_NS = 10000000, GRACE_NS = 5000000, LONGEST_WAIT_NS = 50000000 };
 enum waits { NOTHING, FOR_ROOM, FOR_TIME, FOR_HIGHER, FOR_PAUSE, FOR_TENANT_TURN, FOR_PROCESS_TURN };
 
 static struct {
@@ -19,6 +19,7 @@ static struct {
 } gates[AIM_DEVICES];
 static __thread struct aim_launch current; /* of this thread, between enter and leave */
 static __thread int inside, cancel_state;
+static int captures; /* under way in this process */
 
 /* The default timer slack of 50 us would be idle time of the device. */
 static void wake_precisely(void)
@@ -96,8 +97,7 @@ static enum waits obstacle(struct aim_launch *launch, int alone, uint64_t now, u
         if ((*when = aim_tenant_turn_at(share, now, busy || aim_process_turn_busy(share, launch->slot, now))) > now)
             return FOR_TENANT_TURN;
     }
-    int bound = busy && aim_inflight_is_bound(device, now);
-    if ((*when = aim_process_turn_at(share, launch->slot, now, aim_inflight_end(launch, now, 1), bound)) > now)
+    if ((*when = aim_process_turn_at(share, launch->slot, now, aim_inflight_end(launch, now, 1), busy)) > now)
         return FOR_PROCESS_TURN;
     return NOTHING;
 }
@@ -109,10 +109,18 @@ static uint64_t bound_of(const struct aim_launch *launch, enum waits what)
     uint64_t most = 60000000000u, starve = load(&launch->share->region->header.starve_ns);
     if (what != FOR_HIGHER && what != FOR_PAUSE)
         return starve < 10000000000u ? starve : 10000000000u;
-    uint64_t bound = aim_lookahead_bound(launch->share, launch->expected_ns);
+    uint64_t bound = launch->known ? aim_lookahead_bound(launch->share, launch->expected_ns) : starve;
     if (bound == starve && bound > 10000000000u)
         bound = 10000000000u; /* a damaged region */
     return bound < most ? bound : most;
+}
+
+/* One launch of the tenant passes at a bound, however many threads and processes wait for one. */
+static int take_overrun(struct aim_tenant *tenant, uint64_t bound, uint64_t now)
+{
+    uint64_t last = load(&tenant->overrun_ns);
+    return (last > now || now - last >= bound) &&
+           __atomic_compare_exchange_n(&tenant->overrun_ns, &last, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
 static void rest(struct aim_launch *launch, enum waits what, uint32_t seen, uint64_t now, uint64_t when)
@@ -140,7 +148,8 @@ static enum waits try_to_pass(struct aim_launch *launch, int alone, uint64_t roo
     enum waits what = obstacle(launch, alone, now, when);
     if (what == FOR_ROOM && aim_inflight_stalled(launch, room_since, now)) {
         add(&launch->share->tenant->overruns, 1);
-        launch->batch = 0;
+        launch->forced = 1;
+        aim_inflight_join(launch, now);
         what = NOTHING;
     } else if (what == FOR_ROOM) { /* what is in flight may take longer than expected: not yet another process's turn */
         uint64_t end = aim_inflight_end(launch, now, 0);
@@ -157,10 +166,11 @@ static enum waits try_to_pass(struct aim_launch *launch, int alone, uint64_t roo
     return what;
 }
 
-static void pass(struct aim_launch *launch)
+/* Returns the time at which it passed. */
+static uint64_t pass(struct aim_launch *launch, uint64_t entered)
 {
     struct aim_tenant *tenant = launch->share->tenant;
-    uint64_t entered = aim_now(), now = entered, when = 0, room_since = entered, held_since = 0;
+    uint64_t now = entered, when = 0, room_since = entered, held_since = 0;
     int alone = 0;
     launch->entered_ns = entered;
     for (;;) {
@@ -174,9 +184,9 @@ static void pass(struct aim_launch *launch)
             held_since = now;
             add(&tenant->held, 1);
         }
-        if (is_for_others(what) && now - entered >= bound_of(launch, what)) {
+        if (is_for_others(what) && now - entered >= bound_of(launch, what) && take_overrun(tenant, bound_of(launch, what), now)) {
             add(&tenant->overruns, 1);
-            alone = 1;
+            alone = launch->forced = 1;
             continue;
         }
         rest(launch, what, seen, now, when);
@@ -190,6 +200,7 @@ static void pass(struct aim_launch *launch)
         add(&tenant->held_ns, now - held_since);
     if (now != entered)
         add(&tenant->waited_ns, now - entered);
+    return now;
 }
 
 /* Once per millisecond: whether this tenant is gated, and whether the slot is still ours. */
@@ -197,7 +208,7 @@ static int look(int device, struct aim_share *share, uint64_t now)
 {
     if (now - load_acquire(&gates[device].looked_ns) <= ROSTER_NS)
         return 1;
-    if (!aim_slot_is_ours(share))
+    if (load_acquire(&share->slot) != NULL ? !aim_slot_is_ours(share) : !aim_tenant_is_ours(share))
         return 0;
     int below = aim_higher_present(share);
     for (int i = 0; !below && aim_window_is_shared() && i < aim_share_count(); i++)
@@ -207,9 +218,24 @@ static int look(int device, struct aim_share *share, uint64_t now)
     return 1;
 }
 
+/* A driver is asked whether a stream is captured only while a capture is under way. A capture that failed may be counted for
+ * ever: then it is asked more often than it has to be. */
+void aim_capture_begins(void) { add(&captures, 1); }
+void aim_capture_ends(void)
+{
+    int count = load(&captures);
+    while (count > 0 && !__atomic_compare_exchange_n(&captures, &count, count - 1, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
 static void note(const struct aim_launch *launch, uint64_t now)
 {
     struct aim_process *slot = launch->slot;
+    uint64_t graph = 0;
+    if (load(&captures) != 0 && INSIDE(launch->driver->capturing(launch->stream, &graph))) {
+        store(&slot->asked_ns, now); /* a sign of life; nothing runs, and nothing will be waited for */
+        return;
+    }
     aim_pause_noted(launch->share, slot, now);
     store(&slot->launch_ns, now);
     if (load(&launch->share->tenant->rank) == 0 && !aim_window_is_shared())
@@ -220,30 +246,41 @@ static void note(const struct aim_launch *launch, uint64_t now)
         aim_window_launched(launch);
 }
 
-void aim_gate_enter(const struct aim_driver *driver, void *stream, uint64_t key)
+/* A process that finds no place in the region is gated too. It cannot say what it has in flight; a place is asked for now and
+ * then. */
+static struct aim_process *slot_or_none(struct aim_share *share, int device, uint64_t now)
+{
+    static struct aim_process outside[AIM_DEVICES];
+    static uint64_t asked_ns[AIM_DEVICES];
+    struct aim_process *slot = load_acquire(&share->slot);
+    if (slot == NULL && now - load(&asked_ns[device]) > ASK_NS) {
+        slot = aim_attach(share);
+        store(&asked_ns[device], slot == NULL ? now : 0);
+    }
+    return slot != NULL ? slot : &outside[device];
+}
+
+void aim_gate_enter(const struct aim_driver *driver, void *stream, struct aim_key key)
 {
     int device = aim_current_device(driver);
     struct aim_share *share = aim_share_of(device);
     inside = 0;
-    if (share == NULL || share->broken || device >= AIM_DEVICES)
+    if (share == NULL || share->broken || device < 0 || device >= AIM_DEVICES)
         return;
-    struct aim_process *slot = aim_attach(share);
     uint64_t now = aim_now(), graph = 0;
-    if (slot == NULL)
-        return;
+    struct aim_process *slot = slot_or_none(share, device, now);
     if (!look(device, share, now)) { /* the tenant was removed, or the slot was reaped */
-        slot = aim_attach(share);
-        if (slot == NULL)
+        if (aim_attach(share) == NULL)
             return;
+        slot = slot_or_none(share, device, now);
     }
     current = (struct aim_launch){.driver = driver, .share = share, .slot = slot, .stream = stream, .key = key, .device = device};
     if ((load(&gates[device].below) || aim_compute_is_limited(share)) && !INSIDE(driver->capturing(stream, &graph))) {
         aim_depth++;
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state); /* waits are cancellation points */
-        pass(&current);
+        now = pass(&current, now);
         aim_depth--;
         inside = 1;
-        now = aim_now();
     }
     note(&current, now);
 }
@@ -255,8 +292,7 @@ void aim_gate_leave(void)
     int device = current.device;
     aim_depth++;
     aim_inflight_lock(device);
-    aim_inflight_launched(&current);
-    uint64_t now = aim_now(), end = aim_inflight_end(&current, now, 0);
+    uint64_t now = aim_inflight_launched(&current), end = aim_inflight_end(&current, now, 0);
     aim_inflight_unlock(device);
     aim_depth--;
     store(&current.slot->inflight_until_ns, end);
@@ -266,100 +302,13 @@ void aim_gate_leave(void)
     inside = 0;
 }
 
-static struct aim_process *slot_of(const struct aim_driver *driver, int *device, struct aim_share **share)
-{
-    *device = aim_current_device(driver);
-    *share = aim_share_of(*device);
-    return *share == NULL || (*share)->broken ? NULL : load_acquire(&(*share)->slot);
-}
-
-static int is_watched(const struct aim_share *share) { return load(&share->tenant->rank) != 0 || aim_window_is_shared(); }
-
-static void stop_waiting(struct aim_process *slot)
-{
-    uint64_t count = load(&slot->waiting);
-    while (count != 0 && !__atomic_compare_exchange_n(&slot->waiting, &count, count - 1, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-        ;
-}
-
-void aim_event_recorded(const struct aim_driver *driver, const void *event, const void *stream)
-{
-    struct aim_share *share;
-    int device;
-    if (slot_of(driver, &device, &share) != NULL && is_watched(share))
-        aim_stream_event_recorded(driver, device, event, stream);
-}
-
-void aim_stream_waits_for(const struct aim_driver *driver, const void *stream, const void *event)
-{
-    struct aim_share *share;
-    int device;
-    if (slot_of(driver, &device, &share) != NULL && is_watched(share))
-        aim_stream_waits(driver, device, stream, event);
-}
-
-/* A thread begins to wait for the device, or asks whether it is done. */
-uint64_t aim_sync_enter(const struct aim_driver *driver, int waits)
-{
-    struct aim_share *share;
-    int device;
-    struct aim_process *slot = slot_of(driver, &device, &share);
-    if (slot == NULL)
-        return 0;
-    store(&slot->asked_ns, aim_now());
-    if (waits)
-        add(&slot->waiting, 1);
-    return is_watched(share) ? aim_stream_clock() : 0;
-}
-
-static void finished(const struct aim_driver *driver, int device, struct aim_share *share, struct aim_process *slot)
-{
-    if (is_watched(share))
-        store(&slot->done_ns, aim_now());
-    aim_inflight_collect(driver, device, share);
-    aim_pools_refresh(driver, -1);
-}
-
-void aim_event_done(const struct aim_driver *driver, const void *event, int waited, int done)
-{
-    struct aim_share *share;
-    int device;
-    struct aim_process *slot = slot_of(driver, &device, &share);
-    if (slot == NULL)
-        return;
-    if (waited)
-        stop_waiting(slot);
-    if (!done)
-        return;
-    uint64_t before = load(&slot->done);
-    if (is_watched(share))
-        aim_stream_event_finished(device, event, slot);
-    if (load(&slot->done) != before)
-        finished(driver, device, share, slot);
-    else
-        aim_pools_refresh(driver, -1);
-}
-
-void aim_sync_leave(const struct aim_driver *driver, const void *stream, enum aim_extent extent, uint64_t seen, int done)
-{
-    struct aim_share *share;
-    int device;
-    struct aim_process *slot = slot_of(driver, &device, &share);
-    if (slot == NULL)
-        return;
-    stop_waiting(slot);
-    if (!done)
-        return;
-    if (is_watched(share))
-        aim_stream_finished(driver, device, stream, extent == AIM_WHOLE, seen, slot);
-    finished(driver, device, share, slot);
-}
-
 void aim_gate_after_fork(void)
 {
     memset(gates, 0, sizeof gates);
     for (int i = 0; i < AIM_DEVICES; i++)
         aim_inflight_reset(i);
     aim_streams_after_fork();
+    aim_lengths_after_fork();
+    captures = 0;
     inside = 0;
 }

@@ -1,6 +1,6 @@
 /* The parts of the gate: which tenants have work (activity.c), whether a launch fits into a pause (lookahead.c), whose turn it
  * is (tenant_turn.c), which process of a tenant may launch (process_turn.c), how much is in flight (inflight.c), the compute
- * ceiling (compute.c), and tenants on several GPUs (window.c). What is finished is known from streams.c. */
+ * ceiling (compute.c), and tenants on several GPUs (window.c). What is finished is known from sync.c and streams.c. */
 #ifndef AIM_GATE_H
 #define AIM_GATE_H
 
@@ -12,8 +12,11 @@ struct aim_launch {
     struct aim_share *share;
     struct aim_process *slot;
     void *stream;
-    uint64_t key;         /* identifies the kernel and its size, for learned lengths */
-    uint64_t expected_ns; /* learned length; 0: unknown */
+    struct aim_key key;
+    uint64_t expected_ns; /* learned length, or, where it is not known, the longest recent one of the process; 0: none */
+    unsigned most;        /* how many like it may be in flight together; 1: it goes alone */
+    int known;            /* the length was learned from launches of this function */
+    int forced;           /* it passes at a bound, beside the work of others */
     uint64_t batch;       /* serial of the batch that it was counted in; 0: none */
     uint64_t joined_ns;
     uint64_t entered_ns;
@@ -67,11 +70,19 @@ uint64_t aim_lookahead_bound(const struct aim_share *share, uint64_t length);
 void aim_lookahead_admit(const struct aim_share *share, uint64_t length, uint64_t now, struct aim_admission *admission);
 void aim_lookahead_finished(const struct aim_share *share, const struct aim_admission *admission, uint64_t ended);
 
-/* lengths.c: learned lengths of launches, by key; the caller holds the mutex of inflight.c */
-uint64_t aim_length_of(uint64_t key);
-void aim_length_measured(uint64_t key, uint64_t measured, uint64_t call_ns);
-void aim_length_scaled(uint64_t key, uint64_t measured, uint64_t expected);
-void aim_length_beside(uint64_t key, uint64_t measured, uint64_t expected, uint64_t call_ns);
+/* lengths.c: learned lengths of launches */
+struct aim_expected {
+    uint64_t ns;
+    unsigned most;
+    int known;
+};
+struct aim_measured { /* a batch */
+    uint64_t ns, expected_ns, call_ns; /* call_ns: how long the driver's calls took */
+    unsigned launches;
+    int beside; /* a higher tenant worked meanwhile */
+};
+struct aim_expected aim_length_of(const struct aim_key *key);
+void aim_length_measured(const struct aim_key *key, const struct aim_measured *took);
 
 /* tenant_turn.c, process_turn.c */
 void aim_tenant_turn_defer(struct aim_share *share, uint64_t now);
@@ -88,10 +99,9 @@ int aim_inflight_seen(int device); /* the same, without the mutex */
 int aim_inflight_is_short(const struct aim_launch *launch, uint64_t now);
 int aim_inflight_has_slot(int device);
 uint64_t aim_inflight_end(const struct aim_launch *launch, uint64_t now, int with_launch);
-int aim_inflight_is_bound(int device, uint64_t now);
 int aim_inflight_stalled(const struct aim_launch *launch, uint64_t since, uint64_t now);
 void aim_inflight_join(struct aim_launch *launch, uint64_t now);
-void aim_inflight_launched(struct aim_launch *launch);
+uint64_t aim_inflight_launched(struct aim_launch *launch); /* the time at which the driver took it */
 void aim_inflight_collect(const struct aim_driver *driver, int device, struct aim_share *share);
 void aim_inflight_stream_ends(const struct aim_driver *driver, void *stream);
 void aim_inflight_context_ends(uint64_t context);

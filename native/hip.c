@@ -42,7 +42,10 @@ static int stream_is_blocking(void *stream)
 
 /* hipLimitPrintfFifoSize and hipLimitMallocHeapSize are bytes. Stacks are part of a queue's scratch memory, which the driver
  * takes when a kernel needs it: the daemon charges that when the driver reports it. */
-static int limit_unit(int ordinal, int limit, uint64_t *bytes) { return (void)ordinal, *bytes = 1, limit == 1 || limit == 2; }
+static int limit_unit(int ordinal, int limit, uint64_t *bytes, uint64_t *included)
+{
+    return (void)ordinal, *bytes = 1, *included = 8u << 20, limit == 1 || limit == 2;
+}
 
 static int capturing(void *stream, uint64_t *graph)
 {
@@ -85,6 +88,10 @@ static int graph_reserved(int ordinal, uint64_t *value)
     return HIP("hipDeviceGetGraphMemAttribute", (int, int, void *), (ordinal, 2, value));
 }
 static int graph_trim(int ordinal) { return HIP("hipDeviceGraphMemTrim", (int), (ordinal)); }
+static int free_in_order(uint64_t pointer, void *stream)
+{
+    return HIP("hipFreeAsync", (void *, void *), ((void *)(uintptr_t)pointer, stream));
+}
 
 const struct aim_driver aim_hip = {
     .api = AIM_HIP,
@@ -113,9 +120,8 @@ const struct aim_driver aim_hip = {
     .device_pool = device_pool,
     .graph_reserved = graph_reserved,
     .graph_trim = graph_trim,
+    .free_in_order = free_in_order,
 };
-
-#define UNDO_POOLED(pointer, stream) HIP("hipFreeAsync", (void *, void *), ((pointer), (stream)))
 
 WRAP(hipMalloc, (void **pointer, size_t bytes), (pointer, bytes))
     return CHARGED(K_LINEAR, DEVICE(), bytes, P(*pointer), real(pointer, bytes));
@@ -157,31 +163,43 @@ WRAP(hipMalloc3D, (struct pitched * memory, struct extent extent), (memory, exte
 END
 WRAP(hipMallocArray, (void **array, const struct channels *channels, size_t width, size_t height, unsigned flags),
      (array, channels, width, height, flags))
+    if (channels == NULL)
+        return INSIDE(real(array, channels, width, height, flags));
     return CHARGED(K_ARRAY, DEVICE(), aim_array_bytes(width, height, 1, channel_bytes(channels)), P(*array),
                    real(array, channels, width, height, flags));
 END
 WRAP(hipMalloc3DArray, (void **array, const struct channels *channels, struct extent extent, unsigned flags),
      (array, channels, extent, flags))
+    if (channels == NULL)
+        return INSIDE(real(array, channels, extent, flags));
     return CHARGED(K_ARRAY, DEVICE(), aim_array_bytes(extent.width, extent.height, extent.depth, channel_bytes(channels)),
                    P(*array), real(array, channels, extent, flags));
 END
 #define ELEMENT(shape) (aim_format_bytes((shape)->format) * (shape)->channels)
 WRAP(hipArrayCreate, (void **array, const struct array_shape *shape), (array, shape))
+    if (shape == NULL)
+        return INSIDE(real(array, shape));
     return CHARGED(K_ARRAY, DEVICE(), aim_array_bytes(shape->width, shape->height, 1, ELEMENT(shape)), P(*array),
                    real(array, shape));
 END
 WRAP(hipArray3DCreate, (void **array, const struct array3d_shape *shape), (array, shape))
+    if (shape == NULL)
+        return INSIDE(real(array, shape));
     return CHARGED(K_ARRAY, DEVICE(), aim_array_bytes(shape->width, shape->height, shape->depth, ELEMENT(shape)),
                    P(*array), real(array, shape));
 END
 WRAP(hipMallocMipmappedArray,
      (void **array, const struct channels *channels, struct extent extent, unsigned levels, unsigned flags),
      (array, channels, extent, levels, flags))
+    if (channels == NULL)
+        return INSIDE(real(array, channels, extent, levels, flags));
     return CHARGED(K_ARRAY, DEVICE(),
                    aim_mipmap_bytes(extent.width, extent.height, extent.depth, channel_bytes(channels), levels),
                    P(*array), real(array, channels, extent, levels, flags));
 END
 WRAP(hipMipmappedArrayCreate, (void **array, const struct array3d_shape *shape, unsigned levels), (array, shape, levels))
+    if (shape == NULL)
+        return INSIDE(real(array, shape, levels));
     return CHARGED(K_ARRAY, DEVICE(),
                    aim_mipmap_bytes(shape->width, shape->height, shape->depth, ELEMENT(shape), levels), P(*array),
                    real(array, shape, levels));
@@ -205,6 +223,9 @@ END
 WRAP(hipMemMap, (void *address, size_t bytes, size_t offset, void *handle, uint64_t flags),
      (address, bytes, offset, handle, flags))
     return WITH_HANDLES(real(address, bytes, offset, handle, flags), aim_handle_mapped(P(handle), P(address), bytes));
+END
+WRAP(hipMemExportToShareableHandle, (void *shared, void *handle, int type, uint64_t flags), (shared, handle, type, flags))
+    return WITH_HANDLES(real(shared, handle, type, flags), aim_handle_exported(P(handle)));
 END
 WRAP(hipMemUnmap, (void *address, size_t bytes), (address, bytes))
     return WITH_HANDLES(real(address, bytes), aim_handle_unmapped(P(address), bytes));
@@ -252,7 +273,7 @@ WRAP(hipFreeAsync, (void *pointer, void *stream), (pointer, stream))
     }
     if (is_pooled(pointer))
         return FREED_POOLED(P(pointer), real(pointer, stream));
-    return FREED(K_LINEAR, P(pointer), real(pointer, stream));
+    return FREED_LATER(P(pointer), stream, real(pointer, stream));
 END
 #define ARRAY_FREE(symbol)                                                                                             \
     WRAP(symbol, (void *array), (array))                                                                               \
@@ -266,7 +287,7 @@ ARRAY_FREE(hipMipmappedArrayDestroy)
 WRAP(hipMemPoolCreate, (void **pool, const struct location *where), (pool, where))
     int code = INSIDE(real(pool, where));
     if (code == 0)
-        aim_pool_made(&DRIVER, *pool, where->type == ON_DEVICE ? where->id : -1);
+        aim_pool_made(&DRIVER, *pool, aim_pool_home(where, DEVICE()));
     return code;
 END
 WRAP(hipMemPoolDestroy, (void *pool), (pool))

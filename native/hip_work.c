@@ -5,6 +5,8 @@
 WRAP(hipGraphAddMemAllocNode,
      (void **node, void *graph, const void *dependencies, size_t count, struct node_parameters *parameters),
      (node, graph, dependencies, count, parameters))
+    if (parameters == NULL)
+        return INSIDE(real(node, graph, dependencies, count, parameters));
     return MEMORY_NODE(graph, parameters, real(node, graph, dependencies, count, parameters));
 END
 WRAP(hipGraphAddNode, (void **node, void *graph, const void *dependencies, size_t count, struct any_node *parameters),
@@ -22,12 +24,21 @@ END
 WRAP(hipGraphInstantiateWithParams, (void **exec, void *graph, void *parameters), (exec, graph, parameters))
     return INSTANTIATED(graph, exec, real(exec, graph, parameters));
 END
+#define UNLOAD(symbol)                                                                                                 \
+    WRAP(symbol, (void *code), (code))                                                                                 \
+        aim_lengths_forget(); /* before the driver can give its handles to other code */                               \
+        return INSIDE(real(code));                                                                                     \
+    END
+UNLOAD(hipModuleUnload)
+UNLOAD(hipLibraryUnload)
 WRAP(hipGraphDestroy, (void *graph), (graph))
     aim_graph_gone(&DRIVER, P(graph)); /* before the driver can give the handle to another thread */
     return INSIDE(real(graph));
 END
 WRAP(hipGraphExecDestroy, (void *exec), (exec))
+    struct aim_key key = graph_key(exec);
     aim_exec_gone(&DRIVER, P(exec));
+    aim_length_forget(&key);
     return INSIDE(real(exec));
 END
 WRAP(hipDeviceGraphMemTrim, (int on), (on))
@@ -116,7 +127,7 @@ WRAP(hipHccModuleLaunchKernel,
 END
 #define GRAPH(symbol, form)                                                                                            \
     WRAP(symbol, (void *exec, void *stream), (exec, stream))                                                           \
-        return LAUNCH(form(stream), kernel_key(exec, 0, 0, 0), real(exec, stream));                                    \
+        return LAUNCH(form(stream), graph_key(exec), real(exec, stream));                                    \
     END
 GRAPH(hipGraphLaunch, )
 GRAPH(hipGraphLaunch_spt, PER_THREAD)
@@ -237,6 +248,14 @@ WRAP(hipStreamBeginCaptureToGraph, (void *stream, void *graph, const void *after
      (stream, graph, after, edges, count, mode))
     return STREAM_CAPTURED(stream, real(stream, graph, after, edges, count, mode));
 END
+#define CAPTURED(symbol)                                                                                               \
+    WRAP(symbol, (void *stream, void **graph), (stream, graph))                                                        \
+        int code = INSIDE(real(stream, graph));                                                                        \
+        aim_capture_ends();                                                                                            \
+        return code;                                                                                                   \
+    END
+CAPTURED(hipStreamEndCapture)
+CAPTURED(hipStreamEndCapture_spt)
 
 #define WAIT(symbol, form)                                                                                             \
     WRAP(symbol, (void *stream, void *event, unsigned flags), (stream, event, flags))                                  \
@@ -266,7 +285,7 @@ enum { PER_THREAD_STREAM = 2, ANY_VERSION = 1 << 30 };
         int code = INSIDE(real(name, found, version, flags, status));                                                  \
         if (code == 0 && found != NULL && *found != NULL)                                                              \
             *found = aim_wrapper_for(AIM_HIP, name, *found, version, (always) || (flags & PER_THREAD_STREAM) != 0);    \
-        return code;                                                                                                   \
+        return code == 0 && found != NULL && *found == NULL ? DRIVER.missing : code;                                   \
     END
 LOOKUP(hipGetProcAddress, 0)
 LOOKUP(hipGetProcAddress_spt, 1)
@@ -275,7 +294,7 @@ LOOKUP(hipGetProcAddress_spt, 1)
         int code = INSIDE(real(name, found, flags, status));                                                           \
         if (code == 0 && found != NULL && *found != NULL)                                                              \
             *found = aim_wrapper_for(AIM_HIP, name, *found, ANY_VERSION, (always) || (flags & PER_THREAD_STREAM) != 0); \
-        return code;                                                                                                   \
+        return code == 0 && found != NULL && *found == NULL ? DRIVER.missing : code;                                   \
     END
 ENTRY_POINT(hipGetDriverEntryPoint, 0)
 ENTRY_POINT(hipGetDriverEntryPoint_spt, 1)

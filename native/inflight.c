@@ -1,12 +1,18 @@
-/* Bounded work in flight. Launches of one stream are counted in batches between two events. Batches of short launches may be in
- * flight together as long as their expected length stays below the bound; a launch that is longer, or whose length is not known
- * yet, is in flight alone. */
+/* Bounded work in flight. Launches of one stream are counted in batches between two events. A batch goes through these states:
+ *
+ *     open --(full, stale, another stream, a synchronisation)--> closed --(its end event is done)--> finished
+ *      |                                                            |
+ *      +--(its stream is captured, its context ends)--> abandoned --+   (counted as finished when its turn comes)
+ *
+ * One batch is open, up to three are closed. Launches of known length may be in flight together as long as their expected length
+ * stays below the bound, and they are no more than their lengths can be trusted (lengths.c). A launch that is longer, or whose
+ * length is not known, is in flight alone. What takes longer than was expected counts as unknown: nothing is added to it. */
 #include "gate.h"
 
 #include <string.h>
 
-enum { RING = 4, PAIRS = 16, KEYS = 32, MOST = 256, STALLS = 8 };
-enum { STALE_NS = 300000, SOON_NS = 20000, UNBOUND_NS = 2000000000, SHORT_NS = 2000000 };
+enum { RING = 4, PAIRS = 16, KEYS = 8, DOUBLINGS = 3, QUEUED = 64 };
+enum { STALE_NS = 300000, SOON_NS = 20000, LATE_NS = 50000, SHORT_NS = 2000000, POLL_NS = 1000000 };
 
 struct pair {
     void *start, *end;
@@ -16,9 +22,11 @@ struct pair {
 struct batch {
     struct pair *events;
     void *stream;
-    uint64_t serial, opened_ns, last_ns, call_ns, expected_ns, paid_ns;
-    uint64_t keys[KEYS];
+    uint64_t serial, opened_ns, last_ns, call_ns, expected_ns, paid_ns, due_ns;
+    struct aim_key keys[KEYS];
     unsigned key_count, count, pending; /* pending: launches whose driver call has not returned */
+    unsigned most;                      /* launches that may be in flight together with these */
+    unsigned limit;                     /* launches in it */
     int alone, unknown, unsound;        /* unsound: idle time lies between its events */
     int abandoned;                      /* its events must not be used any more */
     int beside;                         /* a higher tenant worked meanwhile */
@@ -33,7 +41,6 @@ static struct inflight {
     uint64_t serials;
     uint64_t free_at;     /* when what is in flight is expected to end */
     uint64_t progress_ns; /* when something last finished, or a launch was admitted at the bound */
-    uint64_t unbound_until;
     unsigned stalls; /* launches admitted at the bound since something last finished */
     int any;         /* readable without the mutex: something is in flight */
     int held;        /* readable without the mutex: a thread has it */
@@ -55,7 +62,6 @@ void aim_inflight_unlock(int device)
 }
 int aim_inflight_seen(int device) { return load(&inflights[device].any); }
 int aim_inflight_any(int device) { return inflights[device].closed > 0 || inflights[device].open; }
-int aim_inflight_is_bound(int device, uint64_t now) { return now >= inflights[device].unbound_until; }
 
 void aim_inflight_reset(int device)
 {
@@ -63,10 +69,15 @@ void aim_inflight_reset(int device)
     pthread_mutex_init(&inflights[device].mutex, NULL);
 }
 
-void aim_inflight_expect(struct aim_launch *launch) { launch->expected_ns = aim_length_of(launch->key); }
+void aim_inflight_expect(struct aim_launch *launch)
+{
+    struct aim_expected found = aim_length_of(&launch->key);
+    launch->expected_ns = found.ns;
+    launch->most = found.most;
+    launch->known = found.known;
+}
 
 static uint64_t batch_target(const struct aim_launch *launch) { return load(&launch->share->region->header.batch_ns); }
-static uint64_t length_or(uint64_t expected, uint64_t otherwise) { return expected != 0 ? expected : otherwise; }
 
 uint64_t aim_inflight_end(const struct aim_launch *launch, uint64_t now, int with_launch)
 {
@@ -75,7 +86,7 @@ uint64_t aim_inflight_end(const struct aim_launch *launch, uint64_t now, int wit
     const struct batch *open = open_batch(inflight);
     if (open != NULL)
         end += open->unknown ? batch_target(launch) : open->expected_ns;
-    return end + (with_launch ? length_or(launch->expected_ns, batch_target(launch)) : 0);
+    return end + (with_launch ? (launch->known ? launch->expected_ns : batch_target(launch)) : 0);
 }
 
 static struct pair *take_pair(const struct aim_driver *driver, struct inflight *inflight)
@@ -113,18 +124,15 @@ static void learn(struct aim_share *share, const struct batch *batch, uint64_t s
 {
     struct aim_header *header = &share->region->header;
     uint64_t gap = load(&header->gap_ns), longest = load(&share->tenant->longest_launch_ns);
-    if (batch->beside) {
-        for (unsigned i = 0; i < batch->key_count; i++)
-            aim_length_beside(batch->keys[i], spent, batch->expected_ns, batch->call_ns);
+    struct aim_measured took = {.ns = spent, .expected_ns = batch->expected_ns, .call_ns = batch->call_ns};
+    took.launches = batch->count;
+    took.beside = batch->beside;
+    for (unsigned i = 0; i < batch->key_count; i++)
+        aim_length_measured(&batch->keys[i], &took);
+    if (batch->beside)
         return;
-    }
-    if (batch->alone && batch->count == 1)
-        aim_length_measured(batch->keys[0], spent, batch->call_ns);
-    else
-        for (unsigned i = 0; i < batch->key_count; i++)
-            aim_length_scaled(batch->keys[i], spent, batch->expected_ns);
     store(&header->gap_ns, gap == 0 ? spent : (7 * gap + spent) / 8);
-    uint64_t length = batch->count == 1 ? aim_length_of(batch->keys[0]) : 0;
+    uint64_t length = batch->count == 1 ? aim_length_of(&batch->keys[0]).ns : 0;
     if (length > longest)
         store(&share->tenant->longest_launch_ns, length);
     else if (aim_lookahead_is_long(share, longest))
@@ -169,10 +177,10 @@ static void collect(const struct aim_driver *driver, struct inflight *inflight, 
 }
 
 /* Ends the open batch. A stream that is being captured takes no event of ours: its batch is given up. */
-static void close_batch(const struct aim_driver *driver, struct inflight *inflight, uint64_t target, int unsound)
+static void close_batch(const struct aim_driver *driver, struct inflight *inflight, uint64_t target, int unsound, uint64_t now)
 {
     struct batch *batch = open_batch(inflight);
-    uint64_t now = aim_now(), from = inflight->free_at > now ? inflight->free_at : now, graph = 0;
+    uint64_t from = inflight->free_at > now ? inflight->free_at : now, graph = 0;
     int entered = driver->context_enter(batch->events->context);
     if (batch->pending > 0 || driver->capturing(batch->stream, &graph) ||
         RELAXED(driver, driver->event_record(batch->events->end, batch->stream)) != 0)
@@ -180,104 +188,134 @@ static void close_batch(const struct aim_driver *driver, struct inflight *inflig
     if (entered)
         driver->context_leave();
     batch->unsound = unsound;
-    inflight->free_at = from + (batch->unknown ? target : batch->expected_ns);
+    inflight->free_at = batch->due_ns = from + (batch->unknown ? target : batch->expected_ns);
     inflight->open = 0;
     inflight->closed++;
 }
 
-static int has_key(const struct batch *batch, uint64_t key)
+static int has_key(const struct batch *batch, const struct aim_key *key)
 {
     for (unsigned i = 0; i < batch->key_count; i++)
-        if (batch->keys[i] == key)
+        if (batch->keys[i].exact == key->exact)
             return 1;
     return 0;
 }
 
-/* Whether the launch can be counted in the open batch. */
+static unsigned batches(const struct inflight *inflight) { return inflight->closed + (inflight->open ? 1u : 0u); }
+
+/* Whether the launch and all that is in flight are few enough, in case each takes as long as it never did before. */
+static int are_few(struct inflight *inflight, const struct aim_launch *launch)
+{
+    unsigned count = 1, most = launch->most;
+    for (unsigned i = 0; i < batches(inflight); i++) {
+        const struct batch *batch = at(inflight, i);
+        count += batch->count + batch->pending;
+        most = batch->most < most ? batch->most : most;
+    }
+    return count <= most;
+}
+
+/* Whether the launch can be counted in the open batch. A batch holds half of what may be in flight, so that the next one is ready
+ * when it ends. */
 static int joins(struct inflight *inflight, const struct aim_launch *launch, uint64_t now)
 {
     const struct batch *batch = open_batch(inflight);
     uint64_t target = batch_target(launch), left = inflight->free_at > now ? inflight->free_at - now : 0;
-    if (batch == NULL || batch->alone || batch->stream != launch->stream || launch->expected_ns == 0)
+    if (batch == NULL || batch->alone || batch->stream != launch->stream || !launch->known)
         return 0;
     if (batch->pending == 0 && now > batch->last_ns + STALE_NS)
         return 0;
-    if (batch->count + batch->pending >= MOST || (batch->key_count == KEYS && !has_key(batch, launch->key)))
+    if (batch->count + batch->pending >= batch->limit || batch->key_count == KEYS || !(launch->queues || are_few(inflight, launch)))
         return 0;
     uint64_t together = batch->expected_ns + launch->expected_ns;
     return together <= target / 2 && (launch->queues || inflight->closed == 0 || left + together <= target);
 }
 
-static int has_unknown(struct inflight *inflight)
+/* Whether something in flight is not known, or takes longer than was expected: how long is not known either. */
+static int has_unknown(struct inflight *inflight, uint64_t now)
 {
-    for (unsigned i = 0; i < inflight->closed + (inflight->open ? 1u : 0u); i++)
-        if (at(inflight, i)->unknown && !at(inflight, i)->abandoned)
+    for (unsigned i = 0; i < batches(inflight); i++) {
+        const struct batch *batch = at(inflight, i);
+        if (batch->abandoned)
+            continue;
+        if (batch->unknown || (i < inflight->closed && now > batch->due_ns + batch->expected_ns / 4 + LATE_NS))
             return 1;
+    }
     return 0;
 }
 
 uint64_t aim_room_at(const struct aim_launch *launch, uint64_t now)
 {
     struct inflight *inflight = &inflights[launch->device];
-    if (now < inflight->unbound_until || joins(inflight, launch, now))
+    if (joins(inflight, launch, now))
         return now;
     const struct batch *open = open_batch(inflight);
     if (open != NULL) {
         if (open->pending > 0)
             return now + SOON_NS;
-        close_batch(launch->driver, inflight, batch_target(launch), now > open->last_ns + STALE_NS);
+        close_batch(launch->driver, inflight, batch_target(launch), now > open->last_ns + STALE_NS, now);
     }
     collect(launch->driver, inflight, launch->share, now);
     if (inflight->closed == 0)
         return now;
     uint64_t target = batch_target(launch), left = inflight->free_at > now ? inflight->free_at - now : 0;
-    uint64_t more = launch->expected_ns == 0 ? target : launch->expected_ns > target / 2 ? launch->expected_ns : target / 2;
-    if (inflight->closed < RING - 1 && launch->expected_ns != 0 && left + more <= target && !has_unknown(inflight))
+    uint64_t more = !launch->known ? target : launch->expected_ns > target / 2 ? launch->expected_ns : target / 2;
+    int unknown = has_unknown(inflight, now);
+    if (inflight->closed < RING - 1 && launch->known && left + more <= target && !unknown && are_few(inflight, launch))
         return now;
-    /* Short launches: when both batches fit. Long ones: polled shortly before the end is due. */
-    uint64_t soon = now + SOON_NS, lead = load(&launch->share->region->header.lead_ns);
+    /* Short launches: when both batches fit. Long ones: polled shortly before the end is due. What is not known, or late, is
+     * polled ever less. */
+    uint64_t since = (now - at(inflight, 0)->opened_ns) / 8;
+    uint64_t soon = now + (since < SOON_NS ? SOON_NS : since > POLL_NS ? POLL_NS : since);
+    if (unknown)
+        return soon;
+    soon = now + SOON_NS;
+    uint64_t lead = load(&launch->share->region->header.lead_ns);
     if (more < target && target - more > lead)
         lead = target - more;
     return inflight->free_at > soon + lead ? inflight->free_at - lead : soon;
 }
 
-/* Whether what is in flight is known and ends soon. */
+/* Whether what is in flight is known and ends soon, and the launch may be queued behind it. */
 int aim_inflight_is_short(const struct aim_launch *launch, uint64_t now)
 {
     struct inflight *inflight = &inflights[launch->device];
     uint64_t left = aim_inflight_end(launch, now, 0) - now;
-    return launch->expected_ns != 0 && left <= SHORT_NS && !has_unknown(inflight);
+    return launch->known && left <= SHORT_NS && !has_unknown(inflight, now) &&
+           (aim_higher_all_yield(launch->share) || are_few(inflight, launch));
 }
 
 /* Whether one more batch can be counted. */
 int aim_inflight_has_slot(int device) { return inflights[device].closed < RING - 1; }
 
 /* Whether nothing finished for so long that work in flight may be waiting for this very launch. One launch is admitted for each
- * bound that passes; after many in a row, launches are not counted for a while. */
+ * bound that passes, and the bound doubles each time: a device that is merely busy must not be taken for one that is stuck. */
 int aim_inflight_stalled(const struct aim_launch *launch, uint64_t since, uint64_t now)
 {
     struct inflight *inflight = &inflights[launch->device];
-    uint64_t room = load(&launch->share->region->header.room_ns), bound = has_unknown(inflight) ? 10 * room : room;
-    for (unsigned i = 0; i < inflight->closed + (inflight->open ? 1u : 0u); i++)
-        if (4 * at(inflight, i)->expected_ns > bound)
+    uint64_t room = load(&launch->share->region->header.room_ns), bound;
+    room = room < 10000000000u ? room : 10000000000u;
+    bound = has_unknown(inflight, now) ? 10 * room : room;
+    bound = bound < 10000000000u ? bound : 10000000000u;
+    for (unsigned i = 0; i < batches(inflight); i++)
+        if (!at(inflight, i)->unknown && 4 * at(inflight, i)->expected_ns > bound)
             bound = 4 * at(inflight, i)->expected_ns;
-    if (bound > 10000000000u || room > 10000000000u)
-        bound = 10000000000u;
     if (inflight->progress_ns > since && inflight->progress_ns <= now)
         since = inflight->progress_ns;
-    if (now - since < bound)
+    if (now - since < bound << (inflight->stalls < DOUBLINGS ? inflight->stalls : DOUBLINGS))
         return 0;
     inflight->progress_ns = now;
-    if (++inflight->stalls >= STALLS)
-        inflight->unbound_until = now + UNBOUND_NS;
+    inflight->stalls++;
     return 1;
 }
 
 static void count_in(struct batch *batch, struct aim_launch *launch)
 {
-    if (!has_key(batch, launch->key))
+    if (!has_key(batch, &launch->key))
         batch->keys[batch->key_count++] = launch->key;
-    batch->beside |= launch->yielded;
+    batch->beside |= launch->yielded | launch->forced;
+    batch->most = batch->most == 0 || launch->most < batch->most ? launch->most : batch->most;
+    batch->limit = launch->queues || (launch->most + 1) / 2 > batch->limit ? batch->limit : (launch->most + 1) / 2;
     batch->expected_ns += launch->expected_ns;
     batch->paid_ns += launch->follows ? 0 : launch->expected_ns;
     batch->pending++;
@@ -289,8 +327,6 @@ void aim_inflight_join(struct aim_launch *launch, uint64_t now)
     struct inflight *inflight = &inflights[launch->device];
     launch->batch = 0;
     launch->joined_ns = now;
-    if (now < inflight->unbound_until)
-        return;
     if (joins(inflight, launch, now)) {
         count_in(open_batch(inflight), launch);
         return;
@@ -305,27 +341,31 @@ void aim_inflight_join(struct aim_launch *launch, uint64_t now)
         return;
     }
     batch->serial = ++inflight->serials;
-    batch->unknown = launch->expected_ns == 0;
-    batch->alone = batch->unknown || launch->expected_ns > batch_target(launch) / 2;
+    batch->unknown = !launch->known;
+    batch->alone = launch->most == 1 || launch->expected_ns > batch_target(launch) / 2;
+    batch->limit = launch->queues ? QUEUED : (launch->most + 1) / 2;
     inflight->open = 1;
     count_in(batch, launch);
     if (aim_lookahead_is_long(launch->share, launch->expected_ns))
         aim_lookahead_admit(launch->share, launch->expected_ns, now, &batch->admission);
 }
 
-void aim_inflight_launched(struct aim_launch *launch)
+uint64_t aim_inflight_launched(struct aim_launch *launch)
 {
     struct inflight *inflight = &inflights[launch->device];
     struct batch *batch = open_batch(inflight);
+    /* How long the driver's call took matters only where a length is not known. */
+    uint64_t now = launch->known && launch->most > 1 ? launch->joined_ns : aim_now();
     if (batch == NULL || launch->batch == 0 || batch->serial != launch->batch)
-        return;
-    batch->last_ns = aim_now();
+        return now;
+    batch->last_ns = now;
     batch->call_ns += batch->last_ns - launch->joined_ns;
     batch->pending--;
     batch->count++;
     uint64_t target = batch_target(launch);
-    if (batch->pending == 0 && (batch->alone || batch->count >= MOST || 2 * batch->expected_ns >= target))
-        close_batch(launch->driver, inflight, target, 0);
+    if (batch->pending == 0 && (batch->alone || batch->count >= batch->limit || 2 * batch->expected_ns >= target))
+        close_batch(launch->driver, inflight, target, 0, now);
+    return now;
 }
 
 /* After a synchronisation, so that the time of finished work is charged although no launch follows. Left out while another thread
@@ -352,7 +392,7 @@ void aim_inflight_stream_ends(const struct aim_driver *driver, void *stream)
         aim_inflight_lock(device);
         aim_depth++;
         if (inflight->open && open_batch(inflight)->stream == stream)
-            close_batch(driver, inflight, 0, 0);
+            close_batch(driver, inflight, 0, 0, aim_now());
         aim_depth--;
         aim_inflight_unlock(device);
     }
@@ -364,7 +404,7 @@ void aim_inflight_context_ends(uint64_t context)
     for (int device = 0; device < AIM_DEVICES; device++) {
         struct inflight *inflight = &inflights[device];
         aim_inflight_lock(device);
-        for (unsigned i = 0; i < inflight->closed + (inflight->open ? 1u : 0u); i++) {
+        for (unsigned i = 0; i < batches(inflight); i++) {
             struct batch *batch = at(inflight, i);
             if (batch->events != NULL && batch->events->context == context) {
                 batch->abandoned = 1;

@@ -1,18 +1,24 @@
 /* Which processes are alive. A process holds a lock on a byte of the region for as long as it lives, which can be tested from any
- * pid namespace and by any user. Where the lock is free, /proc of the observer's own pid namespace is consulted too: a program
- * may have closed the descriptor that holds the lock. */
+ * pid namespace and by any user. The mapping of the region keeps the lock where the program closes the descriptor, and loses it
+ * where the process becomes another program. Where a process could not take its lock, /proc of the observer's own pid namespace
+ * is consulted. */
 #include "aim.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static uint32_t own_pid;
-static uint64_t own_ticks, own_namespace;
+/* Who this process is. The page is empty in a child, however it was made, so that the number need not be asked for each time. */
+static struct identity {
+    uint32_t pid;
+    uint64_t ticks, namespace;
+} elsewhere, *own = &elsewhere;
+static int wiped; /* the system empties the page */
 
 enum { GONE = 0, UNKNOWN = 1 };
 
@@ -57,37 +63,53 @@ static uint64_t start_ticks(unsigned pid)
 
 static void refresh(void)
 {
+    uint32_t known = load_acquire(&own->pid);
+    if (known != 0 && wiped)
+        return;
     uint32_t pid = (uint32_t)getpid();
-    if (load(&own_pid) == pid)
+    if (known == pid)
         return;
     struct stat status;
     if (syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/pid", &status, 0) == 0)
-        store(&own_namespace, (uint64_t)status.st_ino);
-    store(&own_ticks, start_ticks(pid));
-    store(&own_pid, pid);
+        store(&own->namespace, (uint64_t)status.st_ino);
+    store(&own->ticks, start_ticks(pid));
+    store_release(&own->pid, pid);
 }
 
-void aim_life_start(void) { refresh(); }
+void aim_life_start(void)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    void *at = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at != MAP_FAILED) {
+        own = at;
+        /* qemu-user up to 7.2 accepts every advice and follows none. */
+        wiped = madvise(at, page, -1) != 0 && madvise(at, page, MADV_WIPEONFORK) == 0;
+    }
+    refresh();
+}
+
+/* Where the system does not empty the page (emulators). */
+void aim_life_after_fork(void) { store(&own->pid, 0); }
 
 uint32_t aim_own_pid(void)
 {
     refresh(); /* a child made by a bare clone runs no handlers */
-    return load(&own_pid);
+    return load(&own->pid);
 }
 
 int aim_is_own_process(const struct aim_process *process)
 {
     refresh();
-    return load(&process->pid) == load(&own_pid) && load(&process->start_ticks) == load(&own_ticks) &&
-           load(&process->pid_namespace) == load(&own_namespace);
+    return load(&process->pid) == load(&own->pid) && load(&process->start_ticks) == load(&own->ticks) &&
+           load(&process->pid_namespace) == load(&own->namespace);
 }
 
 void aim_life_describe(struct aim_process *process)
 {
     refresh();
-    store(&process->pid, load(&own_pid));
-    store(&process->start_ticks, load(&own_ticks));
-    store(&process->pid_namespace, load(&own_namespace));
+    store(&process->pid, load(&own->pid));
+    store(&process->start_ticks, load(&own->ticks));
+    store(&process->pid_namespace, load(&own->namespace));
 }
 
 static struct flock life_byte(const struct aim_share *share, const struct aim_process *process, short type)
@@ -101,15 +123,37 @@ static struct flock life_byte(const struct aim_share *share, const struct aim_pr
     };
 }
 
-int aim_life_hold(struct aim_share *share, const struct aim_process *process)
+/* The lock of the place that this process has, or had. */
+void aim_life_drop(struct aim_share *share)
 {
-    struct flock former = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = AIM_LIFE, .l_len = AIM_SENDER_LIFE - AIM_LIFE};
+    struct flock range = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = AIM_LIFE, .l_len = AIM_SENDER_LIFE - AIM_LIFE};
+    fcntl(share->descriptor, F_OFD_SETLK, &range);
+    share->life = 0;
+}
+
+/* 0: another process has this place. Where the system has no such locks, it is taken without. */
+int aim_life_take(struct aim_share *share, const struct aim_process *process)
+{
     struct flock range = life_byte(share, process, F_WRLCK);
-    fcntl(share->descriptor, F_OFD_SETLK, &former); /* of a slot that this process had before */
+    aim_life_drop(share);
+    share->life = fcntl(share->descriptor, F_OFD_SETLK, &range) == 0;
+    return share->life || (errno != EAGAIN && errno != EACCES);
+}
+
+void aim_life_hold(struct aim_share *share, struct aim_process *process)
+{
+    aim_life_take(share, process);
+    store(&process->life_locked, (uint64_t)share->life);
+}
+
+/* The lock of another's place, taken and given back by who frees it; 0: somebody has it. */
+int aim_life_seize(const struct aim_share *share, const struct aim_process *process, int take)
+{
+    struct flock range = life_byte(share, process, take ? F_WRLCK : F_UNLCK);
     return fcntl(share->descriptor, F_OFD_SETLK, &range) == 0;
 }
 
-static int is_locked(const struct aim_share *share, const struct aim_process *process)
+int aim_life_is_held(const struct aim_share *share, const struct aim_process *process)
 {
     struct flock range = life_byte(share, process, F_WRLCK);
     return fcntl(share->descriptor, F_OFD_GETLK, &range) != 0 || range.l_type != F_UNLCK; /* cannot test: alive */
@@ -118,10 +162,10 @@ static int is_locked(const struct aim_share *share, const struct aim_process *pr
 int aim_is_alive(const struct aim_share *share, const struct aim_process *process)
 {
     refresh();
-    if (is_locked(share, process))
+    if (aim_life_is_held(share, process))
         return 1;
-    if (load(&process->pid_namespace) != load(&own_namespace))
-        return 0;
+    if (load(&process->life_locked) || load(&process->pid_namespace) != load(&own->namespace))
+        return 0; /* it ended, or became another program */
     uint64_t ticks = start_ticks(load(&process->pid));
     return ticks == UNKNOWN || ticks == load(&process->start_ticks);
 }

@@ -1,6 +1,7 @@
 /* Charges for plain and pooled memory, and for limits of contexts. A pool is charged for what it holds, not only for what was
  * requested from it. A destroyed pool lives on, under an identity of our own, until its last allocation is freed. */
 #include "gate.h"
+#include "wrappers.h"
 
 #include <string.h>
 
@@ -17,10 +18,10 @@ static void refresh(const struct aim_driver *driver, int device, int synchronise
  * synchronise a whole context from within an allocation is not ours to do. */
 int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes)
 {
-    if (aim_reserve(device, bytes))
+    if (aim_try_reserve(device, bytes))
         return 1;
     struct aim_entry pool = {.key = 0};
-    int any = 0;
+    int any = aim_late_settle(driver, 0);
     pthread_mutex_lock(&pools_mutex); /* no thread can destroy a pool while it is trimmed */
     while (aim_allocation_next(K_POOL, device, pool.key, &pool))
         if (!(pool.key & DYING)) {
@@ -34,17 +35,21 @@ int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes
         aim_graph_settle(driver, device);
         any = 1;
     }
-    if (!any)
-        return 0;
-    refresh(driver, device, 0);
-    return aim_reserve(device, bytes);
+    if (any)
+        refresh(driver, device, 0);
+    if (any && aim_try_reserve(device, bytes))
+        return 1;
+    aim_count_refusal(device);
+    return 0;
 }
 
 void aim_forget_device(const struct aim_driver *driver, int device)
 {
     unsigned owned = 1u << K_LINEAR | 1u << K_BLOCK | 1u << K_ARRAY | 1u << K_MEMORY | 1u << K_POOL | 1u << K_LIMIT;
-    aim_give_back(device, aim_allocations_take_all(device, 0, owned));
-    aim_allocations_take_all(device, 0, 1u << K_POOLED | 1u << K_HANDLE | 1u << K_MAPPING);
+    aim_give_back(device, aim_allocations_take_all(device, owned));
+    aim_late_context_ended(0);
+    aim_allocations_take_all(device, 1u << K_POOLED | 1u << K_HANDLE);
+    aim_mappings_forget(device);
     aim_graph_settle(driver, device);
 }
 
@@ -59,17 +64,17 @@ static int settle(const struct aim_driver *driver, struct aim_entry *pool)
 {
     uint64_t held = 0, want;
     if (pool->key & DYING) {
-        want = pool->pinned < pool->bytes ? pool->pinned : pool->bytes;
+        want = pool->pool.grains < pool->bytes ? pool->pool.grains : pool->bytes;
     } else {
         if (INSIDE(driver->pool_attribute((void *)(uintptr_t)pool->key, RESERVED_NOW, &held)) != 0)
             held = 0;
-        if (pool->used > held)
-            held = whole_grains(driver, pool->used);
-        want = held + pool->other;
+        if (pool->pool.live > held)
+            held = whole_grains(driver, pool->pool.live);
+        want = held + pool->pool.growing;
         if (want > pool->bytes) /* a call under way has taken part of its growth already */
             want = held > pool->bytes ? held : pool->bytes;
     }
-    if (want > pool->bytes && !aim_reserve(pool->device, want - pool->bytes))
+    if (want > pool->bytes && !aim_try_reserve(pool->device, want - pool->bytes))
         return 0;
     if (want < pool->bytes)
         aim_give_back(pool->device, pool->bytes - want);
@@ -85,7 +90,7 @@ static void refresh(const struct aim_driver *driver, int device, int synchronise
         int dying = (pool.key & DYING) != 0;
         if (dying ? !synchronised : pool.device < 0)
             continue;
-        if (dying && pool.used == 0 && aim_allocation_take(K_POOL, pool.key, &pool))
+        if (dying && pool.pool.live == 0 && aim_allocation_take(K_POOL, pool.key, &pool))
             aim_give_back(pool.device, pool.bytes);
         else if (settle(driver, &pool))
             aim_allocation_put(&pool);
@@ -96,6 +101,8 @@ static void refresh(const struct aim_driver *driver, int device, int synchronise
 /* `device` -1: after a synchronisation, for all pools of which something was freed. */
 void aim_pools_refresh(const struct aim_driver *driver, int device)
 {
+    if (device < 0)
+        aim_late_settle(driver, 1);
     if (device >= 0 || __atomic_exchange_n(&pools_dirty, 0, __ATOMIC_RELAXED))
         refresh(driver, device, device < 0);
 }
@@ -118,8 +125,8 @@ int aim_pool_device(const struct aim_driver *driver, void *pool)
 static void release_from(const struct aim_driver *driver, struct aim_entry *pool, uint64_t bytes)
 {
     uint64_t grains = whole_grains(driver, bytes);
-    pool->used -= bytes < pool->used ? bytes : pool->used;
-    pool->pinned -= grains < pool->pinned ? grains : pool->pinned;
+    pool->pool.live -= bytes < pool->pool.live ? bytes : pool->pool.live;
+    pool->pool.grains -= grains < pool->pool.grains ? grains : pool->pool.grains;
 }
 
 static struct aim_entry pool_entry(void *pool, int device)
@@ -135,12 +142,12 @@ static struct aim_entry pool_entry(void *pool, int device)
 int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint64_t bytes)
 {
     uint64_t growth = whole_grains(driver, bytes);
-    if (!aim_reserve_far(device, growth) && !aim_reserve_hard(driver, device, growth))
+    if (!aim_reserve_hard(driver, device, growth))
         return 0;
     pthread_mutex_lock(&pools_mutex);
     struct aim_entry entry = pool_entry(pool, device);
     entry.bytes += growth;
-    entry.other += growth;
+    entry.pool.growing += growth;
     aim_allocation_put(&entry);
     pthread_mutex_unlock(&pools_mutex);
     return 1;
@@ -151,19 +158,20 @@ int aim_pool_end(const struct aim_driver *driver, void *pool, uint64_t bytes, ui
     uint64_t growth = whole_grains(driver, bytes);
     pthread_mutex_lock(&pools_mutex);
     struct aim_entry entry = pool_entry(pool, 0);
-    entry.other -= growth < entry.other ? growth : entry.other;
-    entry.used += pointer == 0 ? 0 : bytes;
-    entry.pinned += pointer == 0 ? 0 : growth;
+    entry.pool.growing -= growth < entry.pool.growing ? growth : entry.pool.growing;
+    entry.pool.live += pointer == 0 ? 0 : bytes;
+    entry.pool.grains += pointer == 0 ? 0 : growth;
     int fits = settle(driver, &entry);
     if (!fits) { /* the pool grew by more than was asked for: give back what it does not need */
         INSIDE(driver->pool_trim(pool, 0));
         fits = settle(driver, &entry);
     }
-    if (!fits && pointer != 0)
+    if (!fits && pointer != 0) {
+        aim_count_refusal(entry.device);
         release_from(driver, &entry, bytes);
-    else if (pointer != 0) {
+    } else if (pointer != 0) {
         struct aim_entry held = {.kind = K_POOLED, .key = pointer, .device = entry.device, .bytes = bytes};
-        held.other = (uint64_t)(uintptr_t)pool;
+        held.of = (uint64_t)(uintptr_t)pool;
         aim_allocation_put(&held);
     }
     aim_allocation_put(&entry);
@@ -176,12 +184,20 @@ void aim_pool_freed(const struct aim_driver *driver, const struct aim_entry *hel
 {
     struct aim_entry pool;
     pthread_mutex_lock(&pools_mutex);
-    if (aim_allocation_get(K_POOL, held->other, &pool)) {
+    if (aim_allocation_get(K_POOL, held->of, &pool)) {
         release_from(driver, &pool, held->bytes);
         aim_allocation_put(&pool);
     }
     pthread_mutex_unlock(&pools_mutex);
     store(&pools_dirty, 1);
+}
+
+/* The device that a pool is charged to; -1: it is of host memory. Managed memory lies on any device, whatever place it prefers. */
+int aim_pool_home(const struct location *where, int current)
+{
+    if (where->type == ON_DEVICE)
+        return where->id;
+    return where->first == MANAGED ? current : -1;
 }
 
 void aim_pool_made(const struct aim_driver *driver, void *pool, int device)
@@ -225,12 +241,11 @@ void aim_pool_kept(uint64_t key, uint64_t identity)
  * changed to that of the new value; 0: it would exceed the cap. */
 int aim_limit_reserve(const struct aim_driver *driver, int device, int limit, uint64_t value, struct aim_entry *before)
 {
-    uint64_t unit = 0, context = INSIDE(driver->context()), key = (context << 4 | (unsigned)limit) + 1;
+    uint64_t unit = 0, included = 0, context = INSIDE(driver->context()), key = (context << 4 | (unsigned)limit) + 1;
     *before = (struct aim_entry){.kind = K_LIMIT, .key = key, .device = device, .context = context};
     struct aim_entry after = *before;
-    if (!INSIDE(driver->limit_unit(device, limit, &unit)))
+    if (!INSIDE(driver->limit_unit(device, limit, &unit, &included)))
         return 1;
-    uint64_t included = limit == 0 ? 1024 : 8u << 20; /* what a new context has, which is in the charge for the context */
     if (value > included && __builtin_mul_overflow(value - included, unit, &after.bytes))
         return 0;
     int known = aim_allocation_get(K_LIMIT, key, before);
@@ -251,7 +266,7 @@ void aim_limit_undo(const struct aim_entry *before)
         return;
     if (now.bytes > before->bytes)
         aim_give_back(before->device, now.bytes - before->bytes);
-    else if (!aim_reserve(before->device, before->bytes - now.bytes))
+    else if (!aim_try_reserve(before->device, before->bytes - now.bytes))
         return;
     aim_allocation_put(before);
 }
@@ -264,4 +279,5 @@ void aim_memory_after_fork(void)
     aim_contexts_after_fork();
     aim_driver_count_after_fork();
     aim_vmm_after_fork();
+    aim_late_after_fork();
 }

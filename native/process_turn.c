@@ -79,6 +79,10 @@ static int take(struct aim_tenant *tenant, struct aim_process *slot, uint64_t ho
 uint64_t aim_process_turn_at(struct aim_share *share, struct aim_process *slot, uint64_t now, uint64_t until, int in_flight)
 {
     struct aim_tenant *tenant = share->tenant;
+    if (slot < tenant->processes || slot >= tenant->processes + AIM_PROCESSES) { /* without a place, it cannot take the turn */
+        uint64_t end = others_end(tenant, slot, now);
+        return end <= now + LOOK_NS ? end > now ? end : now : now + LOOK_NS;
+    }
     if (aim_processes(tenant) < 2)
         return now;
     uint64_t mine = (uint64_t)(slot - tenant->processes) + 1, holder = __atomic_load_n(&tenant->process_turn, __ATOMIC_SEQ_CST);

@@ -16,7 +16,8 @@ __thread int aim_depth;
 
 static struct aim_share shares[AIM_DEVICES];
 static int share_count;
-static int enabled;
+enum { NOT_STARTED, OFF, ON };
+static int state;
 
 uint64_t aim_now(void)
 {
@@ -47,15 +48,25 @@ static int open_own(struct aim_share *share)
     return 1;
 }
 
+/* The mapping keeps its file open, and the locks that were taken through it. */
+static int map_again(const struct aim_share *share)
+{
+    return same_file(share) && mmap(share->region, sizeof *share->region, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                                    share->descriptor, 0) != MAP_FAILED;
+}
+
 /* The descriptor is this process's own: opened again after a fork, and when the program closed it. */
 int aim_reopen(struct aim_share *share)
 {
     int pid = (int)aim_own_pid(), ours = pid == share->locked_pid;
+    struct aim_process *slot = load_acquire(&share->slot);
     if (ours && same_file(share))
         return 1;
     if (!ours && same_file(share))
         close(share->descriptor); /* inherited by a fork that ran no handlers: it shares its parent's locks */
-    if (!open_own(share) || !same_file(share))
+    if (ours && slot != NULL)
+        store(&slot->life_locked, 0); /* until it is taken through the new descriptor */
+    if (!open_own(share) || !map_again(share))
         return 0;
     if (!ours) {
         store_release(&share->slot, NULL);
@@ -65,14 +76,13 @@ int aim_reopen(struct aim_share *share)
     return 1;
 }
 
-int aim_enabled(void) { return enabled; }
 int aim_share_count(void) { return share_count; }
 struct aim_share *aim_share_at(int index) { return index >= 0 && index < share_count ? &shares[index] : NULL; }
 
 struct aim_share *aim_share_of(int device)
 {
     static struct aim_share nowhere = {.broken = 1, .descriptor = -1};
-    if (!enabled)
+    if (!aim_enabled())
         return NULL;
     int index = aim_device_index(device);
     return index >= 0 ? &shares[index] : &nowhere; /* a device that was not granted */
@@ -157,19 +167,20 @@ static void open_share(struct aim_share *share, char *path, const char *tenant)
 }
 
 /* The inherited mapping refers to the parent's open file and would keep its lock for life beyond its death. */
-static void map_own(const struct aim_share *share)
+static void map_own(struct aim_share *share)
 {
-    struct stat status;
-    int file = open(share->path, O_RDWR | O_CLOEXEC);
-    if (file < 0)
-        return;
-    if (syscall(SYS_fstat, file, &status) == 0 && status.st_dev == share->device_number && status.st_ino == share->inode)
-        mmap(share->region, sizeof *share->region, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
-    close(file);
+    int descriptor = share->descriptor, life = share->life;
+    if (open_own(share)) {
+        map_again(share);
+        close(share->descriptor);
+    }
+    share->descriptor = descriptor;
+    share->life = life;
 }
 
 static void after_fork(void)
 {
+    aim_life_after_fork();
     for (int i = 0; i < share_count; i++) {
         struct aim_share *share = &shares[i];
         pthread_mutex_init(&share->mutex, NULL);
@@ -188,11 +199,11 @@ static void after_fork(void)
 }
 
 /* AIMGPU_REGION: paths, one per granted device, separated by ':'. AIMGPU_TENANT: the name of the tenant in them. */
-__attribute__((constructor)) static void start(void)
+static int open_regions(void)
 {
     const char *regions = getenv("AIMGPU_REGION"), *tenant = getenv("AIMGPU_TENANT"), *fail = getenv("AIMGPU_FAIL");
     if (regions == NULL || *regions == 0)
-        return;
+        return 0;
     aim_fail_closed = fail == NULL || strcmp(fail, "open") != 0;
     aim_life_start();
     char *rest = strdup(regions);
@@ -204,5 +215,29 @@ __attribute__((constructor)) static void start(void)
         path = colon;
     }
     pthread_atfork(NULL, NULL, after_fork);
-    enabled = 1;
+    return 1;
 }
+
+/* Libraries that the program is linked to are initialised before this one, and may allocate: the first call starts it. */
+static int start(void)
+{
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static __thread int starting; /* a replaced malloc may look a name up meanwhile */
+    if (starting)
+        return 0;
+    starting = 1;
+    pthread_mutex_lock(&mutex);
+    if (load(&state) == NOT_STARTED)
+        store_release(&state, open_regions() ? ON : OFF);
+    pthread_mutex_unlock(&mutex);
+    starting = 0;
+    return load(&state) == ON;
+}
+
+int aim_enabled(void)
+{
+    int now = load_acquire(&state);
+    return now == NOT_STARTED ? start() : now == ON;
+}
+
+__attribute__((constructor)) static void begin(void) { aim_enabled(); }

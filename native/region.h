@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define AIM_MAGIC 0x31525550474d4941ULL /* "AIMGPUR1" */
-#define AIM_VERSION 2u
+#define AIM_VERSION 3u
 #define AIM_TENANTS 64u
 #define AIM_PROCESSES 32u
 #define AIM_WRITERS 4u
@@ -39,7 +39,7 @@ struct aim_process {
     uint64_t context_bytes; /* charge for its driver context; raised by it or the daemon when the driver reports more */
     uint64_t attached_ns;
     uint64_t measured_ns; /* when it last asked the driver itself; from then on the daemon only raises the charge; 0: never */
-    uint64_t spare0;
+    uint64_t life_locked; /* 1: it holds its lock for life through its mapping, so that it is gone where the lock is free */
     /* second cache line: written at every launch */
     uint64_t launched; /* launches so far */
     uint64_t done;     /* launches known to be finished */
@@ -81,10 +81,9 @@ struct aim_tenant {
     uint64_t rounding_bytes; /* allocations above half of it are charged in multiples of it */
     uint32_t compute_ppm;    /* 1000000: no limit */
     uint32_t process_high;   /* slots at or above this were never used */
-    uint64_t used_bytes;     /* sum over the processes when it was last taken */
     uint64_t peak_bytes;
     uint64_t denied; /* allocations refused at the cap */
-    uint64_t spare0[7];
+    uint64_t spare0[8];
     /* the gate */
     uint64_t quiet_ns; /* how long the tenant must be idle before others use the gap */
     uint64_t paid;     /* compute ceiling: launches wait until then; microseconds with a checksum, see compute.c */
@@ -106,7 +105,8 @@ struct aim_tenant {
     uint64_t yield_burst_ns; /* they may launch without a look at their share until then */
     uint64_t step_pause_ns;  /* typical time between the end of its work and its next launch, of those below 5 ms */
     uint64_t fill_until_ns;  /* launches of lower tenants that fill one of these pauses are expected to end then */
-    uint64_t spare1[4];
+    uint64_t overrun_ns;     /* when a launch last passed at a bound */
+    uint64_t spare1[3];
     uint32_t pauses[AIM_PAUSES]; /* histogram of the pauses between its busy periods, half octaves from 8 us */
     struct aim_writer writers[AIM_WRITERS];
     struct aim_process processes[AIM_PROCESSES];

@@ -3,14 +3,8 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <stdio.h>
 #include <string.h>
-
-/* The versions that every C library has had, so that a library built on a new system loads on an old one. */
-#if defined(__x86_64__)
-__asm__(".symver dlvsym, dlvsym@GLIBC_2.2.5");
-#elif defined(__aarch64__)
-__asm__(".symver dlvsym, dlvsym@GLIBC_2.17");
-#endif
 
 #define HOOK(symbol, api, version) extern char symbol[]; /* only the address is used */
 #include "functions.def"
@@ -29,39 +23,81 @@ static const struct {
 static void *real[AIM_FUNCTIONS];
 
 typedef void *(*dlsym_function)(void *, const char *);
-__attribute__((visibility("hidden"))) dlsym_function aim_real_dlsym;
-
-/* dlsym is ours, so the real one is found by the version it has had on this architecture. */
-AIM_UNCHECKED static dlsym_function real_dlsym(void)
-{
-    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
-    dlsym_function found = __atomic_load_n(&aim_real_dlsym, __ATOMIC_ACQUIRE);
-    for (size_t i = 0; found == NULL && i < sizeof versions / sizeof *versions; i++)
-        found = (dlsym_function)dlvsym(RTLD_NEXT, "dlsym", versions[i]);
-    __atomic_store_n(&aim_real_dlsym, found, __ATOMIC_RELEASE);
-    return found;
-}
-
+typedef void *(*dlvsym_function)(void *, const char *, const char *);
 typedef void *(*dlopen_function)(const char *, int);
 typedef void *(*dlmopen_function)(Lmid_t, const char *, int);
-__attribute__((visibility("hidden"))) dlopen_function aim_real_dlopen;
-__attribute__((visibility("hidden"))) dlmopen_function aim_real_dlmopen;
+#define HIDDEN __attribute__((visibility("hidden")))
+HIDDEN dlsym_function aim_real_dlsym;
+HIDDEN dlvsym_function aim_real_dlvsym;
+HIDDEN dlopen_function aim_real_dlopen;
+HIDDEN dlmopen_function aim_real_dlmopen;
 
-AIM_UNCHECKED static void *find_version(const char *name)
+/* Without the C library's functions: sanitizers look names up before their own versions of those work. */
+AIM_UNCHECKED static int starts_with(const char *text, const char *start)
 {
-    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.3.4", "GLIBC_2.17"};
+    while (*start != 0 && *text == *start)
+        text++, start++;
+    return *start == 0;
+}
+AIM_UNCHECKED static int is_same(const char *a, const char *b) { return starts_with(a, b) && starts_with(b, a); }
+
+/* A function of one loaded library, by its hash table. */
+AIM_UNCHECKED static void *find_in(const struct link_map *map, const char *name)
+{
+    const ElfW(Sym) *symbols = NULL;
+    const char *names = NULL;
+    const uint32_t *table = NULL;
+    for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++) {
+        if (entry->d_tag == DT_SYMTAB)
+            symbols = (const ElfW(Sym) *)entry->d_un.d_ptr;
+        else if (entry->d_tag == DT_STRTAB)
+            names = (const char *)entry->d_un.d_ptr;
+        else if (entry->d_tag == DT_GNU_HASH)
+            table = (const uint32_t *)entry->d_un.d_ptr;
+    }
+    if (symbols == NULL || names == NULL || table == NULL || (ElfW(Addr))table < map->l_addr)
+        return NULL; /* not relocated yet */
+    uint32_t hash = 5381, count = table[0], first = table[1];
+    for (const char *at = name; *at != 0; at++)
+        hash = hash * 33 + (unsigned char)*at;
+    const uint32_t *buckets = (const uint32_t *)(const void *)((const ElfW(Addr) *)(const void *)(table + 4) + table[2]);
+    const uint32_t *hashes = buckets + count;
+    for (uint32_t i = buckets[hash % count]; i != 0; i++) {
+        if ((hashes[i - first] | 1) == (hash | 1) && symbols[i].st_shndx != 0 && is_same(names + symbols[i].st_name, name))
+            return (void *)(map->l_addr + symbols[i].st_value);
+        if (hashes[i - first] & 1)
+            break;
+    }
+    return NULL;
+}
+
+/* The functions of the dynamic linker are ours, so the real ones are found in the C library's own table. They are in libdl before
+ * version 2.34 of it. */
+AIM_UNCHECKED static void *find_in_c_library(const char *name)
+{
     void *found = NULL;
-    for (size_t i = 0; found == NULL && i < sizeof versions / sizeof *versions; i++)
-        found = dlvsym(RTLD_NEXT, name, versions[i]);
+    for (const struct link_map *map = _r_debug.r_map; map != NULL && found == NULL; map = map->l_next) {
+        const char *base = map->l_name;
+        for (const char *at = map->l_name; *at != 0; at++)
+            if (*at == '/')
+                base = at + 1;
+        if (starts_with(base, "libc.so") || starts_with(base, "libdl.so"))
+            found = find_in(map, name);
+    }
     return found;
 }
 
-AIM_UNCHECKED static dlopen_function real_dlopen(void)
-{
-    if (__atomic_load_n(&aim_real_dlopen, __ATOMIC_ACQUIRE) == NULL)
-        __atomic_store_n(&aim_real_dlopen, (dlopen_function)find_version("dlopen"), __ATOMIC_RELEASE);
-    return aim_real_dlopen;
-}
+#define REAL(name)                                                                                                     \
+    AIM_UNCHECKED static name##_function real_##name(void)                                                             \
+    {                                                                                                                  \
+        if (__atomic_load_n(&aim_real_##name, __ATOMIC_ACQUIRE) == NULL)                                               \
+            __atomic_store_n(&aim_real_##name, (name##_function)find_in_c_library(#name), __ATOMIC_RELEASE);           \
+        return aim_real_##name;                                                                                        \
+    }
+REAL(dlsym)
+REAL(dlvsym)
+REAL(dlopen)
+REAL(dlmopen)
 
 /* The driver's library, whatever its version or the suffix that a package gave its name: libamdhip64.so.7, libamdhip64.so.10,
  * libamdhip64-1a2b3c4d.so. */
@@ -148,9 +184,28 @@ static int names_base(const char *symbol, const char *base)
     return strcmp(rest, "_ptsz") == 0 || strcmp(rest, "_ptds") == 0 || strcmp(rest, "_spt") == 0 ? 2 : 0;
 }
 
-/* What a lookup by name should return instead of `found`. Lookups name a function without its version suffix. */
+/* Whether the driver's function is a form that is newer than all forms we know: it has a version number that none of them has. */
+static int is_unknown_form(enum aim_api api, const char *base, const void *found)
+{
+    static const char *const tails[] = {"", "_ptsz", "_ptds", "_spt"};
+    char name[128];
+    for (int version = 2; version <= 9; version++)
+        for (size_t tail = 0; tail < sizeof tails / sizeof *tails; tail++) {
+            snprintf(name, sizeof name, "%s_v%d%s", base, version, tails[tail]);
+            void *known = NULL;
+            for (int i = 0; i < AIM_FUNCTIONS && known == NULL; i++)
+                known = strcmp(hooks[i].symbol, name) == 0 ? hooks[i].wrapper : NULL;
+            if (known == NULL && aim_driver_symbol(api, name) == found)
+                return 1;
+        }
+    return 0;
+}
+
+/* What a lookup by name should return instead of `found`. Lookups name a function without its version suffix. A form that is not
+ * known has other parameters, so that no wrapper of ours fits it: NULL where limits are promised, else it is passed through. */
 void *aim_wrapper_for(enum aim_api api, const char *base, void *found, int version, int per_thread)
 {
+    static int said;
     int best = -1;
     for (int i = 0; i < AIM_FUNCTIONS; i++) {
         if (hooks[i].api != api)
@@ -158,8 +213,10 @@ void *aim_wrapper_for(enum aim_api api, const char *base, void *found, int versi
         if (found == hooks[i].wrapper)
             return found;
         int form = names_base(hooks[i].symbol, base);
-        if (form != 0 && aim_real((enum aim_function)i) == found)
+        if (form != 0 && aim_driver_symbol(api, hooks[i].symbol) == found) {
+            __atomic_store_n(&real[i], found, __ATOMIC_RELEASE);
             return hooks[i].wrapper;
+        }
         if (form == 0 || hooks[i].version > version || (form == 2 && !per_thread))
             continue;
         if (best < 0 || hooks[i].version >= hooks[best].version)
@@ -167,6 +224,11 @@ void *aim_wrapper_for(enum aim_api api, const char *base, void *found, int versi
     }
     if (best < 0)
         return found;
+    if ((api == AIM_CUDA && version > AIM_NEWEST_CUDA) || is_unknown_form(api, base, found)) {
+        aim_say_once(&said, "%s: the driver offers a newer form than this library knows, which is %s", base,
+                     aim_fail_closed ? "refused" : "NOT limited");
+        return aim_fail_closed ? NULL : found;
+    }
     if (strcmp(base, "cuGraphInstantiate") == 0 && version >= 12000)
         best = F_cuGraphInstantiateWithFlags; /* renamed in CUDA 12: same name, other parameters */
     __atomic_store_n(&real[best], found, __ATOMIC_RELEASE); /* no symbol of that address: believe the driver */
@@ -174,6 +236,7 @@ void *aim_wrapper_for(enum aim_api api, const char *base, void *found, int versi
 }
 
 void *aim_dlsym_lookup(void *handle, const char *name);
+void *aim_dlvsym_lookup(void *handle, const char *name);
 int aim_dlopen_mask(void);
 Lmid_t aim_dlmopen_namespace(Lmid_t wanted);
 
@@ -200,6 +263,13 @@ __attribute__((visibility("hidden"), used)) AIM_UNCHECKED void *aim_dlsym_lookup
     return NULL;
 }
 
+/* The same for dlvsym: HIP's functions carry versions (hip_4.2). */
+__attribute__((visibility("hidden"), used)) AIM_UNCHECKED void *aim_dlvsym_lookup(void *handle, const char *name)
+{
+    real_dlvsym();
+    return aim_dlsym_lookup(handle, name);
+}
+
 /* A library that is loaded with RTLD_DEEPBIND would bind to the driver directly. */
 __attribute__((visibility("hidden"), used)) AIM_UNCHECKED int aim_dlopen_mask(void)
 {
@@ -211,8 +281,7 @@ __attribute__((visibility("hidden"), used)) AIM_UNCHECKED int aim_dlopen_mask(vo
 __attribute__((visibility("hidden"), used)) AIM_UNCHECKED Lmid_t aim_dlmopen_namespace(Lmid_t wanted)
 {
     static int said;
-    if (__atomic_load_n(&aim_real_dlmopen, __ATOMIC_ACQUIRE) == NULL)
-        __atomic_store_n(&aim_real_dlmopen, (dlmopen_function)find_version("dlmopen"), __ATOMIC_RELEASE);
+    real_dlmopen();
     if (!aim_enabled() || wanted == LM_ID_BASE)
         return wanted;
     aim_say_once(&said, "dlmopen loads into the program's own namespace, since limits would not hold in another one");
@@ -229,6 +298,14 @@ __asm__(".text\n.globl dlsym\n.type dlsym,@function\ndlsym:\n"
         "test %rax, %rax\njnz 1f\n"
         "jmp *aim_real_dlsym(%rip)\n"
         "1: ret\n.size dlsym, . - dlsym\n"
+        ".globl dlvsym\n.type dlvsym,@function\ndlvsym:\n"
+        "endbr64\n"
+        "push %rdi\npush %rsi\npush %rdx\n"
+        "call aim_dlvsym_lookup\n"
+        "pop %rdx\npop %rsi\npop %rdi\n"
+        "test %rax, %rax\njnz 1f\n"
+        "jmp *aim_real_dlvsym(%rip)\n"
+        "1: ret\n.size dlvsym, . - dlvsym\n"
         ".globl dlopen\n.type dlopen,@function\ndlopen:\n"
         "endbr64\n"
         "push %rdi\npush %rsi\nsub $8, %rsp\n"
@@ -253,6 +330,15 @@ __asm__(".text\n.globl dlsym\n.type dlsym,%function\ndlsym:\n"
         "cbnz x16, 1f\n"
         "adrp x16, aim_real_dlsym\nldr x16, [x16, #:lo12:aim_real_dlsym]\nbr x16\n"
         "1: mov x0, x16\nret\n.size dlsym, . - dlsym\n"
+        ".globl dlvsym\n.type dlvsym,%function\ndlvsym:\n"
+        "hint #34\n"
+        "stp x29, x30, [sp, #-48]!\nstp x0, x1, [sp, #16]\nstr x2, [sp, #32]\n"
+        "bl aim_dlvsym_lookup\n"
+        "mov x16, x0\n"
+        "ldp x0, x1, [sp, #16]\nldr x2, [sp, #32]\nldp x29, x30, [sp], #48\n"
+        "cbnz x16, 1f\n"
+        "adrp x16, aim_real_dlvsym\nldr x16, [x16, #:lo12:aim_real_dlvsym]\nbr x16\n"
+        "1: mov x0, x16\nret\n.size dlvsym, . - dlvsym\n"
         ".globl dlopen\n.type dlopen,%function\ndlopen:\n"
         "hint #34\n"
         "stp x29, x30, [sp, #-32]!\nstp x0, x1, [sp, #16]\n"

@@ -1,6 +1,9 @@
 /* Memory that is made first and mapped later, and memory that graphs will allocate when they run. */
 #include "aim.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 static pthread_mutex_t handles_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t graphs_mutex = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t identities;
@@ -15,8 +18,8 @@ void aim_handles_unlock(void) { pthread_mutex_unlock(&handles_mutex); }
 
 void aim_handle_created(uint64_t handle, int device, uint64_t bytes)
 {
-    struct aim_entry memory = {.kind = K_MEMORY, .key = ++identities, .device = device, .bytes = bytes, .references = 1};
-    struct aim_entry name = {.kind = K_HANDLE, .key = handle, .device = device, .other = memory.key};
+    struct aim_entry memory = {.kind = K_MEMORY, .key = ++identities, .device = device, .bytes = bytes, .memory = {.handles = 1}};
+    struct aim_entry name = {.kind = K_HANDLE, .key = handle, .device = device, .of = memory.key};
     aim_allocation_put(&memory);
     aim_allocation_put(&name);
 }
@@ -24,13 +27,14 @@ void aim_handle_created(uint64_t handle, int device, uint64_t bytes)
 /* The driver frees the memory when its last handle and its last mapping are gone, in either order. */
 static void keep_or_drop(struct aim_entry *memory)
 {
-    if (memory->references > 0 || memory->used > 0) {
+    if (memory->memory.handles > 0 || memory->memory.mappings > 0) {
         aim_allocation_put(memory);
         return;
     }
     struct aim_entry gone;
     if (aim_allocation_take(K_MEMORY, memory->key, &gone)) {
-        aim_allocations_repoint(K_HANDLE, gone.key, 0); /* it may have had several handles */
+        if (gone.memory.had_several)
+            aim_allocations_repoint(K_HANDLE, gone.key, 0); /* it has had several handles */
         aim_give_back(gone.device, gone.bytes);
     }
 }
@@ -38,70 +42,112 @@ static void keep_or_drop(struct aim_entry *memory)
 void aim_handle_released(uint64_t handle)
 {
     struct aim_entry name, memory;
-    if (!aim_allocation_get(K_HANDLE, handle, &name) || !aim_allocation_get(K_MEMORY, name.other, &memory))
+    if (!aim_allocation_get(K_HANDLE, handle, &name) || !aim_allocation_get(K_MEMORY, name.of, &memory))
         return;
-    if (--memory.references <= 0)
+    if (--memory.memory.handles <= 0)
         aim_allocation_take(K_HANDLE, handle, &name);
     keep_or_drop(&memory);
+}
+
+/* Mappings in the order of their addresses; with the handles' mutex. */
+static struct mapping {
+    uint64_t address, bytes, memory;
+    int device;
+} *mappings;
+static size_t mapped, room;
+
+/* The first mapping that ends behind the address. */
+static size_t mapping_at(uint64_t address)
+{
+    size_t low = 0, high = mapped;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (mappings[middle].address + mappings[middle].bytes <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 void aim_handle_mapped(uint64_t handle, uint64_t address, uint64_t bytes)
 {
     struct aim_entry name, memory;
-    if (!aim_allocation_get(K_HANDLE, handle, &name) || !aim_allocation_get(K_MEMORY, name.other, &memory))
+    if (!aim_allocation_get(K_HANDLE, handle, &name) || !aim_allocation_get(K_MEMORY, name.of, &memory))
         return; /* imported: charged to the process that made it */
-    memory.used++;
+    if (mapped == room) {
+        struct mapping *larger = realloc(mappings, (room == 0 ? 256 : 2 * room) * sizeof *mappings);
+        if (larger != NULL) {
+            mappings = larger;
+            room = room == 0 ? 256 : 2 * room;
+        }
+    }
+    memory.memory.mappings++; /* also where there is no memory to remember the mapping: then it stays charged */
     aim_allocation_put(&memory);
-    struct aim_entry mapping = {.kind = K_MAPPING, .key = address, .device = memory.device, .other = memory.key};
-    mapping.used = bytes;
-    aim_allocation_put(&mapping);
+    if (mapped == room)
+        return;
+    size_t at = mapping_at(address);
+    memmove(&mappings[at + 1], &mappings[at], (mapped - at) * sizeof *mappings);
+    mappings[at] = (struct mapping){.address = address, .bytes = bytes, .memory = memory.key, .device = memory.device};
+    mapped++;
 }
 
 void aim_handle_unmapped(uint64_t address, uint64_t bytes)
 {
-    struct aim_entry mapping, memory;
-    uint64_t end = address + bytes;
-    if (address == 0)
-        return;
-    mapping.key = address - 1;
-    while (aim_allocation_get(K_MAPPING, address, &mapping) || aim_allocation_next(K_MAPPING, -1, address - 1, &mapping)) {
-        if (mapping.key >= end)
-            return;
-        aim_allocation_take(K_MAPPING, mapping.key, &mapping);
-        if (aim_allocation_get(K_MEMORY, mapping.other, &memory)) {
-            memory.used -= memory.used > 0;
+    struct aim_entry memory;
+    size_t first = mapping_at(address), last = first;
+    for (; last < mapped && mappings[last].address - address < bytes; last++)
+        if (aim_allocation_get(K_MEMORY, mappings[last].memory, &memory)) {
+            memory.memory.mappings -= memory.memory.mappings > 0;
             keep_or_drop(&memory);
         }
-        address = mapping.key + (mapping.used > 0 ? mapping.used : 1);
-        if (address >= end)
-            return;
-    }
+    memmove(&mappings[first], &mappings[last], (mapped - last) * sizeof *mappings);
+    mapped -= last - first;
 }
 
 void aim_handle_retained(uint64_t handle, uint64_t address)
 {
-    struct aim_entry mapping = {.key = 0}, memory;
-    int found = aim_allocation_get(K_MAPPING, address, &mapping);
-    uint64_t after = 0;
-    while (!found && aim_allocation_next(K_MAPPING, -1, after, &mapping) && mapping.key <= address) {
-        found = address - mapping.key < mapping.used;
-        after = mapping.key;
-    }
-    if (!found || !aim_allocation_get(K_MEMORY, mapping.other, &memory))
+    struct aim_entry memory;
+    size_t at = mapping_at(address);
+    if (at == mapped || mappings[at].address > address || !aim_allocation_get(K_MEMORY, mappings[at].memory, &memory))
         return;
-    memory.references++;
+    memory.memory.handles++;
+    memory.memory.had_several = 1;
     aim_allocation_put(&memory);
-    struct aim_entry name = {.kind = K_HANDLE, .key = handle, .device = memory.device, .other = memory.key};
+    struct aim_entry name = {.kind = K_HANDLE, .key = handle, .device = memory.device, .of = memory.key};
     aim_allocation_put(&name);
+}
+
+/* The device was reset. */
+void aim_mappings_forget(int device)
+{
+    size_t kept = 0;
+    pthread_mutex_lock(&handles_mutex);
+    for (size_t i = 0; i < mapped; i++)
+        if (mappings[i].device != device)
+            mappings[kept++] = mappings[i];
+    mapped = kept;
+    pthread_mutex_unlock(&handles_mutex);
 }
 
 /* Mapped into a sparse array, whose unmapping does not name it: charged until the process ends. */
 void aim_handle_pinned(uint64_t handle)
 {
     struct aim_entry name, memory;
-    if (!aim_allocation_get(K_HANDLE, handle, &name) || !aim_allocation_get(K_MEMORY, name.other, &memory))
+    if (!aim_allocation_get(K_HANDLE, handle, &name) || !aim_allocation_get(K_MEMORY, name.of, &memory))
         return;
-    memory.used++;
+    memory.memory.mappings++;
+    aim_allocation_put(&memory);
+}
+
+/* An importer, which may be this process, can keep it alive beyond its last handle: charged until the process ends. */
+void aim_handle_exported(uint64_t handle)
+{
+    struct aim_entry name, memory;
+    if (!aim_allocation_get(K_HANDLE, handle, &name) || !aim_allocation_get(K_MEMORY, name.of, &memory) || memory.memory.is_exported)
+        return;
+    memory.memory.is_exported = 1;
+    memory.memory.mappings++;
     aim_allocation_put(&memory);
 }
 
@@ -182,14 +228,14 @@ int aim_capture_reserve(const struct aim_driver *driver, uint64_t graph, void *s
     struct aim_entry entry;
     pthread_mutex_lock(&graphs_mutex);
     if (!aim_allocation_get(K_GRAPH_STREAM, stream_key(graph, stream), &entry))
-        entry = (struct aim_entry){.kind = K_GRAPH_STREAM, .key = stream_key(graph, stream), .device = device, .other = graph};
-    int64_t live = (int64_t)entry.used + (int64_t)bytes;
+        entry = (struct aim_entry){.kind = K_GRAPH_STREAM, .key = stream_key(graph, stream), .device = device, .of = graph};
+    int64_t live = entry.graph_stream.live + (int64_t)bytes;
     uint64_t more = live > (int64_t)entry.bytes ? (uint64_t)live - entry.bytes : 0;
     pthread_mutex_unlock(&graphs_mutex);
     if (more != 0 && !aim_graph_reserve(driver, graph, device, more))
         return 0;
     pthread_mutex_lock(&graphs_mutex);
-    entry.used = (uint64_t)live;
+    entry.graph_stream.live = live;
     entry.bytes += more;
     aim_allocation_put(&entry);
     pthread_mutex_unlock(&graphs_mutex);
@@ -203,10 +249,10 @@ void aim_capture_ended(const struct aim_driver *driver, uint64_t graph, void *st
     (void)driver;
     pthread_mutex_lock(&graphs_mutex);
     if (pointer != 0) {
-        struct aim_entry memory = {.kind = K_GRAPH_MEMORY, .key = pointer, .device = device, .bytes = bytes, .other = graph};
+        struct aim_entry memory = {.kind = K_GRAPH_MEMORY, .key = pointer, .device = device, .bytes = bytes, .of = graph};
         aim_allocation_put(&memory);
     } else if (aim_allocation_get(K_GRAPH_STREAM, stream_key(graph, stream), &entry)) {
-        entry.used -= bytes;
+        entry.graph_stream.live -= (int64_t)bytes;
         aim_allocation_put(&entry); /* the charge stays for what is captured next */
     }
     pthread_mutex_unlock(&graphs_mutex);
@@ -217,13 +263,13 @@ void aim_capture_freed(uint64_t graph, void *stream, uint64_t pointer)
 {
     struct aim_entry memory, entry;
     pthread_mutex_lock(&graphs_mutex);
-    if (aim_allocation_get(K_GRAPH_MEMORY, pointer, &memory) && memory.other == graph) {
+    if (aim_allocation_get(K_GRAPH_MEMORY, pointer, &memory) && memory.of == graph) {
         aim_allocation_take(K_GRAPH_MEMORY, pointer, &memory);
         if (!aim_allocation_get(K_GRAPH_STREAM, stream_key(graph, stream), &entry)) {
-            entry = (struct aim_entry){.kind = K_GRAPH_STREAM, .key = stream_key(graph, stream), .other = graph};
+            entry = (struct aim_entry){.kind = K_GRAPH_STREAM, .key = stream_key(graph, stream), .of = graph};
             entry.device = memory.device;
         }
-        entry.used -= memory.bytes;
+        entry.graph_stream.live -= (int64_t)memory.bytes;
         aim_allocation_put(&entry);
     }
     pthread_mutex_unlock(&graphs_mutex);
@@ -234,9 +280,9 @@ void aim_graph_instantiated(uint64_t graph, uint64_t exec)
     struct aim_entry entry;
     pthread_mutex_lock(&graphs_mutex);
     if (aim_allocation_get(K_GRAPH, graph, &entry)) {
-        entry.other = exec;
+        entry.of = exec;
         aim_allocation_put(&entry);
-        struct aim_entry made = {.kind = K_EXEC, .key = exec, .device = entry.device, .other = graph};
+        struct aim_entry made = {.kind = K_EXEC, .key = exec, .device = entry.device, .of = graph};
         aim_allocation_put(&made);
     }
     pthread_mutex_unlock(&graphs_mutex);
@@ -250,9 +296,9 @@ void aim_graph_gone(const struct aim_driver *driver, uint64_t graph)
     aim_allocations_repoint(K_GRAPH_STREAM, graph, 0);
     aim_allocations_repoint(K_GRAPH_MEMORY, graph, 0);
     if (aim_allocation_take(K_GRAPH, graph, &entry)) {
-        if (entry.other != 0 && aim_allocation_get(K_EXEC, entry.other, &exec)) {
+        if (entry.of != 0 && aim_allocation_get(K_EXEC, entry.of, &exec)) {
             exec.bytes = entry.bytes;
-            exec.other = 0;
+            exec.of = 0;
             aim_allocation_put(&exec);
         } else {
             disoblige(driver, entry.device, entry.bytes);
@@ -268,16 +314,19 @@ void aim_exec_gone(const struct aim_driver *driver, uint64_t key)
     if (aim_allocation_take(K_EXEC, key, &exec)) {
         if (exec.bytes != 0)
             disoblige(driver, exec.device, exec.bytes);
-        else if (exec.other != 0 && aim_allocation_get(K_GRAPH, exec.other, &graph)) {
-            graph.other = 0;
+        else if (exec.of != 0 && aim_allocation_get(K_GRAPH, exec.of, &graph)) {
+            graph.of = 0;
             aim_allocation_put(&graph);
         }
     }
     pthread_mutex_unlock(&graphs_mutex);
 }
 
+/* Another thread may have been in the middle of a change: what the parent had is neither read nor freed. */
 void aim_vmm_after_fork(void)
 {
+    mappings = NULL;
+    mapped = room = 0;
     pthread_mutex_init(&handles_mutex, NULL);
     pthread_mutex_init(&graphs_mutex, NULL);
     for (int i = 0; i < AIM_DEVICES; i++)

@@ -22,40 +22,31 @@
 
 #define END }
 
-/* Charge, call, and give back on failure. */
-#define CHARGED(kind, device_, bytes_, key, call)                                                                      \
+/* Begin, call where that says so, end: what each pair does is in charge.c. */
+#define CALLED(type, begin, call, end)                                                                                 \
     ({                                                                                                                 \
-        int on_ = (device_), code_ = DRIVER.out_of_memory;                                                             \
-        uint64_t size_ = (bytes_), charge_ = aim_charge_of(&DRIVER, (kind), on_, size_);                               \
-        aim_driver_count(&DRIVER, on_, charge_);                                                                       \
-        aim_call_begins();                                                                                             \
-        if (aim_reserve_hard(&DRIVER, on_, charge_)) {                                                                 \
+        type about_;                                                                                                   \
+        int code_ = DRIVER.out_of_memory;                                                                              \
+        if (begin) {                                                                                                   \
             code_ = INSIDE(call);                                                                                      \
-            if (code_ != 0)                                                                                            \
-                aim_give_back(on_, charge_);                                                                           \
-            else                                                                                                       \
-                aim_track(&DRIVER, (kind), (key), on_, size_, charge_);                                                \
+            code_ = end;                                                                                               \
         }                                                                                                              \
-        aim_call_ends();                                                                                               \
         code_;                                                                                                         \
     })
+#define MADE(key) (code_ == 0 ? (key) : 0) /* read only after success */
 
-/* Taken out before the driver frees it: another thread may get the same address at once. */
-#define FREED_AS(kind, key, call, then)                                                                                \
-    ({                                                                                                                 \
-        struct aim_entry held_;                                                                                        \
-        aim_call_begins();                                                                                             \
-        int known_ = aim_allocation_take((kind), (key), &held_);                                                       \
-        int code_ = INSIDE(call);                                                                                      \
-        if (known_ && code_ != 0)                                                                                      \
-            aim_allocation_put(&held_);                                                                                \
-        else if (known_)                                                                                               \
-            then;                                                                                                      \
-        aim_call_ends();                                                                                               \
-        code_;                                                                                                         \
-    })
-#define FREED(kind, key, call) FREED_AS(kind, key, call, aim_untrack(&held_))
-#define FREED_POOLED(key, call) FREED_AS(K_POOLED, key, call, aim_pool_freed(&DRIVER, &held_))
+#define CHARGED(kind, device, bytes, key, call)                                                                        \
+    CALLED(struct aim_charge, aim_charge_begin(&about_, &DRIVER, (kind), (device), (bytes)), call,                     \
+           aim_charge_end(&about_, code_, MADE(key)))
+#define CREATED(handle, device, bytes, call)                                                                           \
+    CALLED(struct aim_charge, aim_create_begin(&about_, &DRIVER, (device), (bytes)), call,                             \
+           aim_create_end(&about_, code_, MADE(handle)))
+#define FREED_AS(kind, key, stream, how, call)                                                                         \
+    CALLED(struct aim_free, aim_free_begin(&about_, &DRIVER, (kind), (key), (stream)), call, aim_free_end(&about_, code_, how))
+#define FREED(kind, key, call) FREED_AS(kind, key, NULL, AIM_AT_ONCE, call)
+/* In the order of a stream: charged until the stream has come to it. */
+#define FREED_LATER(key, stream, call) FREED_AS(K_LINEAR, key, stream, AIM_LATER, call)
+#define FREED_POOLED(key, call) FREED_AS(K_POOLED, key, NULL, AIM_TO_POOL, call)
 
 #define LAUNCH(stream, key, call)                                                                                      \
     ({                                                                                                                 \
@@ -65,12 +56,18 @@
         code_;                                                                                                         \
     })
 
-/* Identifies launches that take about equally long: a kernel with its grid, a graph, a copy of about this size. */
-static inline uint64_t kernel_key(const void *function, uint64_t x, uint64_t y, uint64_t z)
+static inline struct aim_key kernel_key(const void *function, uint64_t x, uint64_t y, uint64_t z)
 {
-    return (P(function) * 0x9e3779b97f4a7c15u ^ (x << 40 | y << 20 | z)) * 0xbf58476d1ce4e5b9u | 1;
+    uint64_t of_function = P(function) * 0x9e3779b97f4a7c15u;
+    uint64_t exact = (of_function ^ (x << 40 ^ y << 20 ^ z)) * 0xbf58476d1ce4e5b9u;
+    return (struct aim_key){.exact = exact | 1, .function = (of_function * 0x94d049bb133111ebu) << 1};
 }
-static inline uint64_t size_key(unsigned function, uint64_t bytes)
+static inline struct aim_key graph_key(const void *graph)
+{
+    uint64_t exact = kernel_key(graph, 0, 0, 0).exact;
+    return (struct aim_key){.exact = exact, .function = exact};
+}
+static inline struct aim_key size_key(unsigned function, uint64_t bytes)
 {
     int shift = bytes < 16 ? 0 : 60 - __builtin_clzll(bytes);
     return kernel_key((const void *)(uintptr_t)(function + 1), bytes >> shift, (unsigned)shift, 0);
@@ -95,59 +92,30 @@ static inline uint64_t size_key(unsigned function, uint64_t bytes)
     END
 
 /* The streams of a context take device memory. */
-#define MADE_STREAM(context_, stream, call)                                                                            \
-    ({                                                                                                                 \
-        uint64_t in_ = (context_);                                                                                     \
-        int entered_ = INSIDE(DRIVER.context_enter(in_)), on_ = DEVICE(), code_ = DRIVER.out_of_memory;                \
-        aim_driver_count(&DRIVER, on_, DRIVER.stream_bytes);                                                           \
-        aim_call_begins();                                                                                             \
-        if (aim_stream_begin(&DRIVER, on_, in_)) {                                                                     \
-            code_ = INSIDE(call);                                                                                      \
-            aim_stream_end(&DRIVER, on_, in_, code_ == 0 ? P(*(stream)) : 0);                                          \
-        }                                                                                                              \
-        aim_call_ends();                                                                                               \
-        if (entered_)                                                                                                  \
-            INSIDE((DRIVER.context_leave(), 0));                                                                       \
-        code_;                                                                                                         \
-    })
+#define MADE_STREAM(context, stream, call)                                                                             \
+    CALLED(struct aim_new_stream, aim_stream_make_begin(&about_, &DRIVER, (context)), call,                            \
+           aim_stream_make_end(&about_, code_, MADE(P(*(stream)))))
 
 /* Before a stream is destroyed or captured, our open batch on it is ended. */
 #define STREAM_LEAVES(stream) (aim_inflight_stream_ends(&DRIVER, (stream)), aim_stream_destroyed(&DRIVER, (stream)))
 #define STREAM_CAPTURED(stream, call)                                                                                  \
     ({                                                                                                                 \
         aim_inflight_stream_ends(&DRIVER, (stream));                                                                   \
-        INSIDE(call);                                                                                                  \
+        aim_capture_begins();                                                                                          \
+        int code_ = INSIDE(call);                                                                                      \
+        if (code_ != 0)                                                                                                \
+            aim_capture_ends();                                                                                        \
+        code_;                                                                                                         \
     })
 
 /* Handles and mappings are recorded while the driver cannot give the same handle to another thread. */
 #define WITH_HANDLES(call, then)                                                                                       \
     ({                                                                                                                 \
-        aim_call_begins();                                                                                             \
-        aim_handles_lock();                                                                                            \
+        aim_handles_begin();                                                                                           \
         int code_ = INSIDE(call);                                                                                      \
         if (code_ == 0)                                                                                                \
             then;                                                                                                      \
-        aim_handles_unlock();                                                                                          \
-        aim_call_ends();                                                                                               \
-        code_;                                                                                                         \
-    })
-
-/* Memory with a handle: charged, then made. */
-#define CREATED(handle, device_, bytes_, call)                                                                         \
-    ({                                                                                                                 \
-        int on_ = (device_), code_ = DRIVER.out_of_memory;                                                             \
-        aim_driver_count(&DRIVER, on_, (bytes_));                                                                      \
-        aim_call_begins();                                                                                             \
-        if (aim_reserve_hard(&DRIVER, on_, (bytes_))) {                                                                \
-            aim_handles_lock();                                                                                        \
-            code_ = INSIDE(call);                                                                                      \
-            if (code_ == 0)                                                                                            \
-                aim_handle_created((handle), on_, (bytes_));                                                           \
-            aim_handles_unlock();                                                                                      \
-            if (code_ != 0)                                                                                            \
-                aim_give_back(on_, (bytes_));                                                                          \
-        }                                                                                                              \
-        aim_call_ends();                                                                                               \
+        aim_handles_end();                                                                                             \
         code_;                                                                                                         \
     })
 
@@ -163,10 +131,11 @@ struct array3d_shape {
     unsigned format, channels, flags;
 };
 struct location {
-    int first, second; /* type and handle types: not ours to read */
+    int first, second; /* of an allocation or a pool: type, and handle types */
     int type, id;
 };
-enum { ON_DEVICE = 1, NODE_ALLOCATES = 10 };
+enum { ON_DEVICE = 1, MANAGED = 2, NODE_ALLOCATES = 10 };
+int aim_pool_home(const struct location *where, int current); /* memory.c */
 struct node_parameters {
     unsigned char pool[88];
     const void *access;
@@ -185,67 +154,26 @@ uint64_t aim_format_bytes(unsigned format);
 uint64_t aim_pitch_bytes(size_t width, size_t height);
 
 /* Allocates from a pool, or, on a stream that is being captured, makes a node that will allocate. */
-#define POOLED(pool_, device_, stream, pointer, bytes_, call)                                                          \
-    ({                                                                                                                 \
-        int code_ = DRIVER.out_of_memory, on_ = (device_);                                                             \
-        uint64_t graph_ = 0, size_ = aim_round(&DRIVER, on_, (bytes_));                                                \
-        if (on_ < 0) { /* host memory */                                                                               \
-            code_ = INSIDE(call);                                                                                      \
-        } else if (INSIDE(DRIVER.capturing((stream), &graph_))) {                                                      \
-            if (aim_capture_reserve(&DRIVER, graph_, (stream), on_, size_)) {                                          \
-                code_ = INSIDE(call);                                                                                  \
-                aim_capture_ended(&DRIVER, graph_, (stream), on_, size_, code_ == 0 ? P(*(pointer)) : 0);              \
-            }                                                                                                          \
-        } else {                                                                                                       \
-            aim_driver_count(&DRIVER, on_, size_);                                                                     \
-            aim_call_begins();                                                                                         \
-            int begun_ = aim_pool_begin(on_, &DRIVER, (pool_), size_);                                                 \
-            code_ = begun_ ? INSIDE(call) : code_;                                                                     \
-            if (begun_ && !aim_pool_end(&DRIVER, (pool_), size_, code_ == 0 ? P(*(pointer)) : 0) && code_ == 0) {      \
-                UNDO_POOLED(*(pointer), (stream));                                                                     \
-                *(pointer) = 0;                                                                                        \
-                code_ = DRIVER.out_of_memory;                                                                          \
-            }                                                                                                          \
-            aim_call_ends();                                                                                           \
-        }                                                                                                              \
-        code_;                                                                                                         \
-    })
+#define POOLED(pool, device, stream, pointer, bytes, call)                                                             \
+    CALLED(struct aim_pooled, aim_pooled_begin(&about_, &DRIVER, (pool), (device), (stream), (bytes)), call,           \
+           aim_pooled_end(&about_, code_, (pointer)))
 
 /* The device that a stream-ordered allocation is made on: that of the stream. */
 #define STREAM_DEVICE(stream) INSIDE(DRIVER.stream_device(stream))
 
 #define LIMIT(limit, value, call)                                                                                      \
-    ({                                                                                                                 \
-        struct aim_entry before_;                                                                                      \
-        int code_ = DRIVER.out_of_memory;                                                                              \
-        if (aim_limit_reserve(&DRIVER, DEVICE(), (limit), (value), &before_)) {                                        \
-            code_ = INSIDE(call);                                                                                      \
-            if (code_ != 0)                                                                                            \
-                aim_limit_undo(&before_);                                                                              \
-        }                                                                                                              \
-        code_;                                                                                                         \
-    })
+    CALLED(struct aim_entry, aim_limit_reserve(&DRIVER, DEVICE(), (limit), (value), &about_), call,                    \
+           aim_limit_end(&about_, code_))
 
-#define MEMORY_NODE(graph_, parameters, call)                                                                          \
-    ({                                                                                                                 \
-        const struct location *where_ = (const struct location *)(const void *)(parameters)->pool;                     \
-        int code_ = DRIVER.out_of_memory, on_ = where_->id;                                                            \
-        uint64_t size_ = aim_round(&DRIVER, on_, (parameters)->bytes);                                                 \
-        if (where_->type != ON_DEVICE)                                                                                 \
-            code_ = INSIDE(call);                                                                                      \
-        else if (aim_graph_reserve(&DRIVER, P(graph_), on_, size_)) {                                                  \
-            code_ = INSIDE(call);                                                                                      \
-            if (code_ != 0)                                                                                            \
-                aim_graph_unreserve(&DRIVER, P(graph_), on_, size_);                                                   \
-        }                                                                                                              \
-        code_;                                                                                                         \
-    })
+#define MEMORY_NODE(graph, parameters, call)                                                                           \
+    CALLED(struct aim_charge, aim_node_begin(&about_, &DRIVER, P(graph), (parameters)), call,                          \
+           aim_node_end(&about_, code_, P(graph)))
 
-#define INSTANTIATED(graph_, exec, call)                                                                               \
+#define INSTANTIATED(graph, exec, call)                                                                                \
     ({                                                                                                                 \
         int code_ = INSIDE(call);                                                                                      \
         if (code_ == 0)                                                                                                \
-            aim_graph_instantiated(P(graph_), P(*(exec)));                                                             \
+            aim_graph_instantiated(P(graph), P(*(exec)));                                                              \
         code_;                                                                                                         \
     })
 

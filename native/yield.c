@@ -72,14 +72,16 @@ static int works(const struct aim_header *header, const struct aim_tenant *tenan
 /* Whether a launch passes beside work of higher tenants, all of which yield a share. */
 int aim_yields_now(const struct aim_share *share, uint64_t now)
 {
+    const struct aim_header *header = &share->region->header;
     int found = 0;
-    for (uint32_t i = 0; i < aim_tenants(share->region); i++) {
+    for (uint32_t i = 0; !found && i < aim_tenants(share->region); i++) {
         const struct aim_tenant *tenant = &share->region->tenants[i];
-        if (!is_higher(share, tenant) || aim_yields_all(tenant) || !works(&share->region->header, tenant, now))
-            continue;
-        if (load(&tenant->yield_ppm) == 0)
+        found = load(&tenant->yield_ppm) != 0 && is_higher(share, tenant) && !aim_yields_all(tenant) && works(header, tenant, now);
+    }
+    for (uint32_t i = 0; found && i < aim_tenants(share->region); i++) {
+        const struct aim_tenant *tenant = &share->region->tenants[i];
+        if (load(&tenant->yield_ppm) == 0 && is_higher(share, tenant) && works(header, tenant, now))
             return 0;
-        found = 1;
     }
     return found;
 }

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.downloads import one_line
 
 from aimgpu.files import locked
 
@@ -25,6 +26,6 @@ def install_packages(source: Path, name: str) -> Path:
             command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
             done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=900)
             if done.returncode:
-                pytest.skip(f"packages of npm cannot be installed: {done.stderr[-300:]}")
+                pytest.skip(f"packages of npm cannot be installed: {one_line(done.stderr)}")
             installed.write_bytes(lock)  # last: an installation that was cut short is done again
     return folder

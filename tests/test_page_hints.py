@@ -9,7 +9,7 @@ import aimgpu
 from aimgpu.errors import Conflict
 
 ROOT = Path(aimgpu.__file__).parent
-ROOMS = ("control", "placement", "domain", "hardware", "engines", "web", "kubernetes/page", "kubernetes/serving")
+ROOMS = ("control", "placement", "domain", "hardware", "engines", "web", "kubernetes/models/page", "kubernetes/models/serving")
 COMMAND_WORDS = re.compile(r"(^|[\s`(])--[a-z]{3,}|`?aimgpu [a-z]+")
 ELSEWHERE = {  # never on the page, or only a terminal helps
     "control/dependencies.py": "a variable of the daemon's environment, read when it starts",
@@ -21,8 +21,10 @@ ELSEWHERE = {  # never on the page, or only a terminal helps
     "engines/vllm/engine.py": "a flag of vLLM, of a model that aimgpu did not start",
     "hardware/amd/hardware.py": "a kernel without the driver",
     "hardware/amd/reload.py": "how a container is started",
-    "kubernetes/page/control_api.py": "files of another machine: applied from there",
-    "kubernetes/serving/cluster_view.py": "`aimgpu logs --on kubernetes`",
+    "web/authority.py": "a link to the page is printed in a terminal",
+    "web/deploy_check.py": "a link to the page is printed in a terminal",
+    "kubernetes/models/page/control_api.py": "files of another machine: applied from there",
+    "kubernetes/models/serving/cluster_view.py": "`aimgpu logs --on kubernetes`",
 }
 
 

@@ -1,4 +1,4 @@
-"""Compiles the interposer and the simulated drivers with every C compiler that is here, warnings as errors, and runs cppcheck.
+"""Compiles the interposer and the software GPU with every C compiler that is here, warnings as errors, and runs cppcheck.
 
 `--all` fails where gcc, clang or cppcheck is missing (CI); without it a missing one is named and left out.
 """
@@ -13,13 +13,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from aimgpu.isolation.building import FLAGS, LIBRARIES  # noqa: E402 the path is set above
+from aimgpu.isolation.building import FLAGS, LIBRARIES, software_gpu_commands  # noqa: E402 the path is set above
 
 WARNINGS = (
     *("-Werror", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wstrict-prototypes", "-Wmissing-prototypes"),
     *("-Wformat=2", "-Wundef", "-Wcast-qual", "-Wwrite-strings", "-Wpointer-arith"),
 )
-STANDIN_WARNINGS = ("-Werror", "-Wall", "-Wextra")
 COMPILERS = ("gcc", "clang", "aarch64-linux-gnu-gcc")
 CPPCHECK = ("--enable=warning,performance,portability", "--std=c11", "--inline-suppr", "--error-exitcode=1", "--quiet")
 
@@ -41,18 +40,11 @@ def main() -> int:
 
 
 def compile_commands(compiler: str, folder: Path) -> list[list[str]]:
-    """The library with all warnings, and the simulated drivers that the tests run it against."""
+    """The library with all warnings, and the software GPU."""
     sources = sorted(map(str, (ROOT / "native").glob("*.c")))
-    tests = ROOT / "tests" / "native"
-    parts = [str(tests / name) for name in ("standin.c", "standin_blocks.c", "standin_work.c")]
-    common = [compiler, "-std=gnu11", "-O2", "-fPIC", "-shared", *STANDIN_WARNINGS]
     return [
         [compiler, *FLAGS, *WARNINGS, "-o", str(folder / "library.so"), *sources, *LIBRARIES],
-        *(
-            [*common, "-o", str(folder / name), *parts, str(tests / name), "-lpthread", "-ldl"]
-            for name in ("standin_cuda.c", "standin_hip.c")
-        ),
-        [*common, "-o", str(folder / "nvml.so"), str(tests / "standin_nvml.c")],
+        *software_gpu_commands(compiler, ROOT / "native", folder, "-Werror"),
     ]
 
 

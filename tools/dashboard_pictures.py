@@ -3,6 +3,7 @@
 `python -m tools.dashboard_pictures FOLDER` needs Debian's chromium and prometheus, and a FOLDER with `perses` (the server) and
 `plugins/`; docs/how-to/watch-with-prometheus.md says what was used. Perses migrates the dashboards itself and refuses what its
 schemas do not know. It is not Grafana: a picture shows that a panel has data and reads well, not how Grafana draws it.
+The scene is staged: two simulated GPUs, and engines named vllm that stream words.
 """
 
 import argparse
@@ -23,7 +24,6 @@ from tests.monitoring.dashboards import boards
 from tests.monitoring.prometheus_server import PROMETHEUS, Prometheus, free_port
 from tests.web.browser import CHROMIUM, open_browser
 from tests.web.scene import PageDaemon, Traffic, ask, put_foreign_process, show
-from tools.screenshots import ENGINES, MODELS, TRAFFIC
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "images"
 PROJECT, SOURCE = "aim", "prometheus"
@@ -32,6 +32,36 @@ START_SECONDS = 60.0
 _MOST_MS = 180_000
 _HTTP = "http://"
 _JSON = {"content-type": "application/json"}
+
+ENGINES = {
+    "chat": ("--first-token-seconds", "0.12", "--token-seconds", "0.015", "--tokens", "60"),
+    "code": ("--first-token-seconds", "0.3", "--token-seconds", "0.025", "--tokens", "60"),
+    "failing": ("--die-at-start", "3", "--say", "error: out of memory while loading shard 3 of 4"),
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "chat": {
+        "model": "Qwen/Qwen2.5-7B-Instruct",
+        "engine": "vllm",
+        "context": 8192,
+        "concurrency": 8,
+        "priority": "high",
+        "slo": {"ttft_p95": "500ms", "tpot_p95": "50ms", "availability": "99.5%"},
+    },
+    "code": {
+        "model": "Qwen/Qwen2.5-Coder-7B-Instruct",
+        "engine": "vllm",
+        "context": 16384,
+        "concurrency": 2,
+        "priority": "low",
+        "keep": "10m",
+        "slo": {"ttft_p95": "1500ms"},
+    },
+    "assistant": {"model": "meta-llama/Llama-3.1-8B-Instruct", "engine": "vllm", "context": 8192, "concurrency": 4},
+    "batch": {"model": "Qwen/Qwen2.5-32B-Instruct", "engine": "vllm", "context": 4096, "concurrency": 4, "priority": "low"},
+    "embed": {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "engine": "llamacpp", "context": 4096, "keep": "30m"},
+    "failing": {"model": "Qwen/Qwen2.5-0.5B-Instruct", "engine": "vllm", "context": 2048},
+}
+TRAFFIC = [("chat", 4, 0.35), ("code", 4, 0.1), ("assistant", 1, 1.5), ("batch", 1, 3.0)]
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The drivers' entry points that the interposer knows, and what it does with each: read from native/entry_points.tsv.
+"""The drivers' entry points that the interposer knows, and what it does with each: read from native/functions.def.
 
 `python tools/entry_points.py FOLDER...` compares the list with bindings that are installed in these folders (cuda-bindings,
 hip-python) and prints every name that is not on it: a new driver release shows up there before it shows up in production.
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIST = ROOT / "native" / "entry_points.tsv"
 FUNCTIONS = ROOT / "native" / "functions.def"
 
 # What happens to a call that is not wrapped. "neutral" ones neither allocate nor run anything, and are not listed.
@@ -48,7 +47,7 @@ TREATMENTS = {
 INTRODUCTION = """\
 What the interposer does with every function of CUDA's driver interface and of HIP that allocates, launches, or concerns either.
 The names are those of the bindings for CUDA 12.9 and 13.5 (`cuda-bindings`) and ROCm 6.4 and 7.2 (`hip-python`), kept in
-`native/entry_points.tsv`; a test compares the list with the newest bindings, so that a function of a new release is looked at
+`native/functions.def`; a test compares the list with the newest bindings, so that a function of a new release is looked at
 before it is used. Functions that are not listed neither allocate nor run anything. Nothing of HIP was run on AMD hardware.
 """.splitlines()
 
@@ -59,22 +58,27 @@ class EntryPoint:
 
     name: str
     api: str
-    versions: str  # of the bindings that have it
     treatment: str
+    symbols: tuple[str, ...]  # the forms that are wrapped; else its name
 
 
 def read_list() -> list[EntryPoint]:
-    """Every known entry point."""
-    rows = (line.split("\t") for line in LIST.read_text().splitlines() if line and not line.startswith("#"))
-    return [EntryPoint(api=api, name=name, versions=versions, treatment=treatment) for api, name, versions, treatment in rows]
+    """Every known entry point, in the order of its name."""
+    text = FUNCTIONS.read_text()
+    left = re.findall(r"^LEFT\((\w+), (\w+), (\w+)\)", text, re.MULTILINE)
+    wrapped: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for symbol, api in re.findall(r"^HOOK\((\w+), (\w+),", text, re.MULTILINE):
+        wrapped[re.sub(r"(_v\d)?(_ptsz|_ptds|_spt)?$", "", symbol), api].append(symbol)
+    points = [EntryPoint(name=name, api=api, treatment=treatment, symbols=(name,)) for name, api, treatment in left]
+    points += [
+        EntryPoint(name=name, api=api, treatment="wrapped", symbols=tuple(symbols)) for (name, api), symbols in wrapped.items()
+    ]
+    return sorted(points, key=lambda point: (point.api, point.name))
 
 
-def read_wrapped() -> dict[str, list[str]]:
-    """Symbols of native/functions.def by the name without suffixes."""
-    wrapped: dict[str, list[str]] = defaultdict(list)
-    for symbol in re.findall(r"^HOOK\((\w+),", FUNCTIONS.read_text(), re.MULTILINE):
-        wrapped[re.sub(r"(_v\d)?(_ptsz|_ptds|_spt)?$", "", symbol)].append(symbol)
-    return wrapped
+def known_names() -> set[str]:
+    """Names that need no further look: of functions, and of their forms."""
+    return {name for point in read_list() for name in (point.name, *point.symbols)}
 
 
 def read_bindings(folder: Path) -> set[str]:
@@ -88,24 +92,22 @@ def read_bindings(folder: Path) -> set[str]:
 
 def page() -> str:
     """The reference page."""
-    by_name = read_wrapped()
     lines = ["# Entry points of CUDA and HIP", "", *INTRODUCTION, ""]
     points = read_list()
     for treatment, text in TREATMENTS.items():
         chosen = [point for point in points if point.treatment == treatment]
         lines += [f"## {treatment}", "", f"{text[0].upper()}{text[1:]}.", ""]
         for api in ("CUDA", "HIP"):
-            names = [point.name for point in chosen if point.api == api]
-            if names:
-                shown = (", ".join(f"`{symbol}`" for symbol in by_name.get(name, [name])) for name in names)
+            of_api = [point for point in chosen if point.api == api]
+            if of_api:
+                shown = (", ".join(f"`{symbol}`" for symbol in point.symbols) for point in of_api)
                 lines += [f"{api}: {', '.join(shown)}.", ""]
     return "\n".join(lines)
 
 
 def main() -> int:
     """Prints the names of installed bindings that the list does not have."""
-    known = {point.name for point in read_list()}
-    unknown = sorted(set().union(*(read_bindings(Path(folder)) for folder in sys.argv[1:])) - known)
+    unknown = sorted(set().union(*(read_bindings(Path(folder)) for folder in sys.argv[1:])) - known_names())
     print("\n".join(unknown))
     return 1 if unknown else 0
 

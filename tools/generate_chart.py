@@ -10,17 +10,19 @@ from typing import Any
 
 import yaml
 
-from aimgpu.kubernetes.admission import access_rules as admission_rules
-from aimgpu.kubernetes.admission.namespace_warnings import warning_policies
-from aimgpu.kubernetes.admission.namespaces import AdmittedNamespaces
-from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration, validating_configuration
-from aimgpu.kubernetes.agent import access_rules as agent_rules
-from aimgpu.kubernetes.agent.uninstall import uninstall_rules
-from aimgpu.kubernetes.custom_resources import custom_resource_definitions
-from aimgpu.kubernetes.dra_driver.device_classes import device_classes
-from aimgpu.kubernetes.gateway import access_rules as gateway_rules
-from aimgpu.kubernetes.operator import access_rules as operator_rules
-from aimgpu.kubernetes.page import access_rules as page_rules
+from aimgpu.kubernetes.cluster.admission import access_rules as admission_rules
+from aimgpu.kubernetes.cluster.admission.node_policy import node_policy
+from aimgpu.kubernetes.cluster.admission.warning_policies import changed_pod_warning, warning_policies
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration, validating_configuration
+from aimgpu.kubernetes.cluster.operator import access_rules as operator_rules
+from aimgpu.kubernetes.cluster.uninstall import uninstall_rules
+from aimgpu.kubernetes.models.gateway import access_rules as gateway_rules
+from aimgpu.kubernetes.models.page import access_rules as page_rules
+from aimgpu.kubernetes.node.agent import access_rules as agent_rules
+from aimgpu.kubernetes.node.dra_driver.device_classes import device_classes
+from aimgpu.kubernetes.node.layout_rights import LayoutRights
+from aimgpu.kubernetes.vocabulary.custom_resources import custom_resource_definitions
+from aimgpu.kubernetes.vocabulary.namespaces import AdmittedNamespaces
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 CHART = DEPLOY / "helm" / "aim-gpu-sharing"
@@ -36,9 +38,11 @@ def render() -> dict[Path, str]:
         configurations = [
             mutating_configuration(_NAMESPACE, _SERVICE, scope=scope),
             validating_configuration(_NAMESPACE, _SERVICE, scope=scope),
-            *(warning_policies() if scope is AdmittedNamespaces.LABELLED else ()),
         ]
         files[CHART / "files" / f"webhooks-{scope.value}.yaml"] = _yaml(*configurations)
+    files[CHART / "files" / "namespace-warnings.yaml"] = _yaml(*warning_policies())
+    files[CHART / "files" / "node-policy.yaml"] = _yaml(*node_policy(_NAMESPACE))
+    files[CHART / "files" / "pod-warning.yaml"] = _yaml(*changed_pod_warning())
     rules = {
         "cluster-rules-agent": agent_rules.cluster_role_rules(),
         "cluster-rules-agent-kai": agent_rules.kai_rules(),
@@ -49,7 +53,8 @@ def render() -> dict[Path, str]:
         "rules-admission": admission_rules.role_rules(_SERVICE),
         "rules-admission-cert-manager": admission_rules.issued_rules(_SERVICE, f"{_SERVICE}-cert-manager"),
         "rules-operator": operator_rules.role_rules(),
-        "cluster-rules-gateway": gateway_rules.cluster_role_rules(),
+        "namespaced-rules-gateway": gateway_rules.namespaced_rules(),
+        "namespaced-rules-operator": operator_rules.namespaced_rules(),
         "cluster-rules-web": page_rules.cluster_role_rules(),
         "rules-web": page_rules.role_rules(),
         "rules-gateway": gateway_rules.role_rules("{{ .Values.gateway.keysSecret }}"),
@@ -75,23 +80,47 @@ def _schema() -> dict[str, Any]:
     properties = schema["properties"]
     properties["image"]["properties"]["digest"]["pattern"] = "^(sha256:[0-9a-f]{64})?$"
     properties["image"]["properties"]["pullPolicy"]["enum"] = ["Always", "IfNotPresent", "Never"]
+    properties["agent"]["properties"]["layouts"]["enum"] = [rights.value for rights in LayoutRights]
     properties["agent"]["properties"]["singleDevice"] = {"enum": ["auto", True, False]}
     properties["agent"]["properties"]["simulated"]["pattern"] = r"^([A-Za-z0-9-]+(:[0-9]+)?)?(,[A-Za-z0-9-]+(:[0-9]+)?)*$"
     properties["admission"]["properties"]["namespaces"]["enum"] = [scope.value for scope in AdmittedNamespaces]
     for component in ("admission", "operator", "gateway"):
         properties[component]["properties"]["replicas"]["minimum"] = 1
+    agent, gateway = properties["agent"]["properties"], properties["gateway"]["properties"]
+    agent["defaultShare"]["pattern"] = r"^([1-9][0-9]?%|100%|[0-9.]+ ?[KMGT]i?B?)$"
+    for folder in ("kubeletFolder", "cdiFolder", "stateFolder", "runFolder"):
+        agent[folder]["pattern"] = "^/."
+    gateway["keysSecret"]["minLength"] = 1
+    gateway["drainSeconds"]["minimum"] = 0
+    service = gateway["service"]["properties"]
+    service["type"]["enum"] = ["ClusterIP", "NodePort", "LoadBalancer"]
+    service["nodePort"] = {"anyOf": [{"const": 0}, {"type": "integer", "minimum": 30000, "maximum": 32767}]}
+    tls_port = gateway["tls"]["properties"]["port"]
+    for port in (agent["metricsPort"], properties["admission"]["properties"]["port"], service["port"], tls_port):
+        port |= {"minimum": 0 if port is agent["metricsPort"] else 1, "maximum": 65535}
+    gateway["autoscaling"]["properties"]["cpuPercent"] |= {"minimum": 1, "maximum": 100}
+    gateway["autoscaling"]["properties"]["maxReplicas"]["minimum"] = 1
     return schema
 
 
-_FREE = {"nodeSelector", "resources", "issuer", "labels"}  # maps whose keys are the user's
+_FREE = {"pod", "container", "annotations", "issuer", "labels", "commonLabels"}  # maps whose keys are the user's
+_QUANTITIES = {  # as Kubernetes reads them
+    "type": "object",
+    "additionalProperties": {
+        "type": "object",
+        "additionalProperties": {"type": ["string", "number"], "pattern": r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?|e[0-9]+)?$"},
+    },
+}
 
 
 def _typed(value: Any, name: str = "") -> dict[str, Any]:  # noqa: ANN401 - YAML
     if isinstance(value, dict):
         if name in _FREE:
             return {"type": "object"}
+        if name == "resources":
+            return _QUANTITIES
         properties = {key: _typed(item, key) for key, item in value.items()}
-        return {"type": "object", "additionalProperties": False, "properties": properties}
+        return {"type": "object", "additionalProperties": name == "service", "properties": properties}
     if isinstance(value, list):
         return {"type": "array"}
     if isinstance(value, bool):

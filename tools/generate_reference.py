@@ -18,17 +18,20 @@ import click
 from aimgpu import runtime
 from aimgpu.cli.main import cli
 from aimgpu.cli.registry import SECTIONS
+from aimgpu.daemon.doors import NO, WHO, YES, Asked, Carried, judge, list_doors
 from aimgpu.errors import all_errors
 from aimgpu.gateway.dialects.table import OPERATIONS
 from aimgpu.hardware.amd.recording import summarize_amd
+from aimgpu.hardware.known_gpus import SOURCES, KnownGpu, known_gpus
 from aimgpu.hardware.nvidia.recording import summarize_nvidia
 from aimgpu.hardware.recordings import RecordedDevice
-from aimgpu.hardware.simulated import SimulatedHardware, known_products
+from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.monitoring.metrics import METRICS, MetricKind
 from aimgpu.placement import ReasonCode
 from aimgpu.settings import INTERNAL, SETTINGS
 from aimgpu.sizing import Row, built_in
 from aimgpu.sizing.catalogue import NO_SUCH_MODELS
+from aimgpu.web.doors import Door
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
@@ -126,13 +129,57 @@ def metrics_page() -> str:
     head = [
         "# Metrics",
         "",
-        "`GET /metrics` on the daemon's port, in Prometheus's text format; from another machine with an API key as the bearer",
+        "`GET /metrics` on the daemon's port, in Prometheus's text format; once there is an API key, with one as the bearer",
         'token. `gpu` and `partition` are stable ids. Simulated Devices carry `simulated="true"`.',
         "",
         "| metric | kind | labels | meaning |",
         "| --- | --- | --- | --- |",
     ]
     return "\n".join([*head, *rows, ""])
+
+
+def doors_page() -> str:
+    """Made from the routes themselves; tests/daemon/test_doors.py asks each of them under all these circumstances."""
+    shown = {YES: "yes", WHO: "401", NO: "403"}
+    head = [
+        "# Who is let in",
+        "",
+        "Every path of the daemon's port has one door. The first table shows what each door lets through. `401` asks for a",
+        "credential, `403` refuses. *A limited key* has a rate, a priority or a list of models. *The link* is the one that",
+        "`aimgpu web` prints: it works once, and its cookie counts for the user who opened it.",
+        "*Another host* means that the `Host` header names none of this machine's names: its addresses, `localhost`, its host",
+        "name, and those in `AIMGPU_HOSTS`. *Another site* means that the browser names another origin. *Elsewhere* means",
+        "another machine, or a request that a proxy passed on. Requests of the page carry `X-Aimgpu-Page: 1`; without it",
+        "`judge`, and `change` with the link, answer 403.",
+        "",
+    ]
+    carried = [(False, Carried.NONE), (False, Carried.LINK), (False, Carried.TOKEN)]
+    carried += [(True, one) for one in Carried]
+    names = [f"{one.value}, {'with keys' if keys else 'no keys made'}" for keys, one in carried]
+    rows = []
+    for door in Door:
+        for name, changes in _PLACES.items():
+            asked = (Asked(credential=one, keys=keys, **changes) for keys, one in carried)
+            rows.append(f"| `{door}` | {name} | " + " | ".join(shown[judge(door, one)] for one in asked) + " |")
+    table = [f"| door | from | {' | '.join(names)} |", "| --- | --- " + "| --- " * len(names) + "|", *rows, ""]
+    foot = [
+        "With a limited key `metrics` shows the models of that key. `models` answers a limited key for its models only.",
+        "The page of a cluster has doors of its own: see [SECURITY.md](../../SECURITY.md).",
+        "",
+        "| method | path | door |",
+        "| --- | --- | --- |",
+        *(f"| {one.method} | `{one.path}` | `{one.door}` |" for one in list_doors()),
+        "",
+    ]
+    return "\n".join([*head, *table, *foot])
+
+
+_PLACES: dict[str, dict[str, bool]] = {
+    "this machine": {},
+    "another host": {"own_host": False},
+    "another site": {"own_site": False},
+    "elsewhere": {"local": False},
+}
 
 
 def models_page() -> str:
@@ -158,16 +205,26 @@ def models_page() -> str:
 
 
 def gpus_page() -> str:
+    """A GPU is marked as seen only where there is a recording of one."""
     head = [
         "# GPU figures",
         "",
-        "What `--gpu PART` stands for where the machine has no such GPU: bytes and compute units by the maker's documents",
-        "and drivers, and the layouts that can be had. Where a real device answers, its own figures win.",
+        "What `--gpu PRODUCT` and `gpus: {simulated: PRODUCT}` stand for where the machine has no such GPU.",
+        'Any spelling of the name is understood: "RTX 4090", "4090", "GeForce RTX 4060 Ti 16GB".',
+        "Where a real device answers, its own figures win. Bytes are those that the driver reports in all.",
+        "What a display takes of them is memory of others: it is measured on the device and never granted.",
+        "**Only GPUs marked as seen were run on** ([recordings](supported.md)); figures of the others are from documents.",
         "",
-        "| part | memory bytes | GiB | compute units | layouts |",
-        "| --- | --- | --- | --- | --- |",
+        "| product | name | memory bytes | GiB | units | layouts | source | seen |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    return "\n".join([*head, *(_gpu_line(part.name) for part in known_products()), ""])
+    seen = {device.product for recorded in _recordings() for device in SUMMARIES[recorded["vendor"]](recorded)}
+    foot = ["", "Sources:", "", *(f"- `{key}`: {text}." for key, text in SOURCES.items())]
+    return "\n".join([*head, *(_gpu_line(gpu, seen) for gpu in known_gpus()), *foot, ""])
+
+
+def _recordings() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDINGS.glob("*.json"))]
 
 
 def accuracy_page() -> str:
@@ -194,13 +251,15 @@ def _model_line(row: Row) -> str:
     return f"| {link} | {numbers} | {', '.join(row.aliases)} |"
 
 
-def _gpu_line(name: str) -> str:
-    device = SimulatedHardware([(name, 1)]).read_devices()[0]
-    names = [layout.name for layout in device.layouts]
+def _gpu_line(gpu: KnownGpu, seen: set[str]) -> str:
+    names = [layout.name for layout in SimulatedHardware([(gpu.product, 1)]).read_devices()[0].layouts]
     more = len(names) - _LAYOUTS_SHOWN
     shown = ", ".join(names[:_LAYOUTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    gib = f"{device.memory_bytes / 2**30:.2f}"
-    return f"| {device.product} | {device.memory_bytes} | {gib} | {device.compute_units} | {shown} |"
+    shown += f" ({gpu.division})" if gpu.division else ""
+    gib = f"{gpu.memory_bytes / 2**30:.2f}"
+    name = ", ".join((gpu.market_name, *gpu.aliases))
+    figures = f"{gpu.memory_bytes} | {gib} | {gpu.compute_units} | {shown} | {gpu.source}"
+    return f"| {gpu.product} | {name} | {figures} | {'yes' if gpu.product in seen else ''} |"
 
 
 def _points_lines(result: dict[str, Any]) -> list[str]:
@@ -406,6 +465,7 @@ def http_paths_page() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "http-paths.md": http_paths_page,
+    "doors.md": doors_page,
     "metrics.md": metrics_page,
     "errors.md": errors_page,
     "refusals.md": refusals_page,

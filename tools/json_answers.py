@@ -51,6 +51,7 @@ _GPU = {
     "product": str,
     "market_name": Maybe(str),
     "simulated": bool,
+    "software": bool,
     "layout": str,
     "compute_mode": Maybe(str),
     "memory_mode": Maybe(str),
@@ -75,6 +76,7 @@ LAYOUTS = {
             "index": int,
             "product": str,
             "simulated": bool,
+            "software": bool,
             "layout": str,
             "layouts": [_LAYOUT],
             "profiles": [object],
@@ -189,7 +191,7 @@ SIZE = {
     "gpu": {"product": str, "memory_bytes": int, "simulated": bool},
     "service": _SERVICE,
 }
-_RETRY = {"failures": int, "next_try_seconds": Maybe(float), "gave_up": bool}
+_RETRY = {"failures": int, "next_try_seconds": Maybe(float), "gave_up": bool, "ends_on": str}
 _INSTANCE = {
     "id": str,
     "name": str,
@@ -221,6 +223,7 @@ _INSTANCE = {
     "state": str,
     "percent": Maybe(int),
     "stage": Maybe(str),
+    "service": [str],
     "concurrency": Maybe(int),
     "context_tokens": Maybe(int),
     "kv_tokens": Maybe(int),
@@ -248,6 +251,7 @@ _STATUS_GPU = {
     "vendor": str,
     "layout": str,
     "simulated": bool,
+    "software": bool,
     "memory_bytes": int,
     "granted_bytes": int,
     "free_bytes": int,
@@ -259,7 +263,7 @@ STATUS = {
     "simulated": bool,
     "version": str,
     "pid": int,
-    "deployments": [{"name": str, "replicas": int}],
+    "deployments": [{"name": str, "replicas": int, "aliases": [str], "default": bool, "adapters": [str]}],
     "gpus": [_STATUS_GPU],
     "instances": [_INSTANCE],
     "waiting": [{"name": str, "model": str, "priority": str, "replicas": int, "reason": str, **_RETRY}],
@@ -272,9 +276,9 @@ STATUS = {
 }
 ANSWERS = (
     Answer(command="aimgpu ps", shape=STATUS),
-    Answer(command="aimgpu gpus", shape=GPUS, example="gpus --simulated MI300X"),
-    Answer(command="aimgpu partition list", shape=LAYOUTS, example="partition list --simulated MI300X"),
-    Answer(command="aimgpu partition plan", shape=LAYOUT_CHANGE, example="partition plan 0 CPX --simulated MI300X"),
+    Answer(command="aimgpu gpus", shape=GPUS, example="gpus --gpu MI300X"),
+    Answer(command="aimgpu partition list", shape=LAYOUTS, example="partition list --gpu MI300X"),
+    Answer(command="aimgpu partition plan", shape=LAYOUT_CHANGE, example="partition plan 0 CPX --gpu MI300X"),
     Answer(command="aimgpu size", shape=SIZE, example="size Qwen/Qwen3-8B --gpu MI300X"),
     Answer(command="aimgpu plan", shape=PLAN, example="plan --gpu MI300X"),
     Answer(command="aimgpu explain", shape=EXPLANATIONS, example="explain chat --gpu MI300X"),

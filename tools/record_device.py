@@ -79,7 +79,7 @@ def write_recording(
 
 def _version() -> str:
     try:
-        return metadata.version("aim-gpu-sharing")
+        return metadata.version("aimgpu")
     except metadata.PackageNotFoundError:  # run from a checkout
         return "source"
 

@@ -1,56 +1,39 @@
-"""Take the pictures of the page that the docs show: `make screenshots`. Needs Debian's chromium.
+"""Take the pictures of the page that the docs show, of `make up` itself: `make screenshots`. Needs Debian's chromium.
 
-`make screenshots ARGS="--every FOLDER"` takes every view whole, wide and narrow, light and dark, to look at before a release.
+`make screenshots ARGS="--every FOLDER"` takes every view, wide and narrow, light and dark, to look at before a release.
 
-The GPUs are simulated and the engines stream words; everything else is the real daemon, with real sizing and real queues.
+Nothing is staged: it runs `make up` with a state folder of its own, asks the three models of examples/stack.yaml for a minute,
+and looks at their page. Without a GPU that is the simulated MI300X, as every user without one sees it.
 """
 
 import argparse
+import os
+import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from playwright.sync_api import Browser, Page
 from tests.web.browser import CHROMIUM, open_browser
-from tests.web.scene import PageDaemon, Traffic, ask, put_foreign_process, show
+from tests.web.scene import Traffic
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "images"
+from aimgpu.cli.client import DaemonClient
+from aimgpu.home import Home
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "images"
 LARGEST_BYTES = 200_000
-WARM_UP_SECONDS = 30.0
-
-ENGINES = {
-    "chat": ("--first-token-seconds", "0.12", "--token-seconds", "0.015", "--tokens", "60"),
-    "code": ("--first-token-seconds", "0.3", "--token-seconds", "0.025", "--tokens", "60"),
-    "failing": ("--die-at-start", "3", "--say", "error: out of memory while loading shard 3 of 4"),
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "chat": {
-        "model": "Qwen/Qwen2.5-7B-Instruct",
-        "engine": "vllm",
-        "context": 8192,
-        "concurrency": 8,
-        "priority": "high",
-        "slo": {"ttft_p95": "500ms", "tpot_p95": "50ms", "availability": "99.5%"},
-    },
-    "code": {
-        "model": "Qwen/Qwen2.5-Coder-7B-Instruct",
-        "engine": "vllm",
-        "context": 16384,
-        "concurrency": 2,
-        "priority": "low",
-        "keep": "10m",
-        "slo": {"ttft_p95": "1500ms"},
-    },
-    "assistant": {"model": "meta-llama/Llama-3.1-8B-Instruct", "engine": "vllm", "context": 8192, "concurrency": 4},
-    "batch": {"model": "Qwen/Qwen2.5-32B-Instruct", "engine": "vllm", "context": 4096, "concurrency": 4, "priority": "low"},
-    "embed": {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "engine": "llamacpp", "context": 4096, "keep": "30m"},
-    "failing": {"model": "Qwen/Qwen2.5-0.5B-Instruct", "engine": "vllm", "context": 2048},
-}
-TRAFFIC = [("chat", 4, 0.35), ("code", 4, 0.1), ("assistant", 1, 1.5), ("batch", 1, 3.0)]
+WARM_UP_SECONDS = 60.0
+MOST_MS = 120_000
+PORT = 8080  # the default, which the pictures show where it is free
+TRAFFIC = [("chat", 2, 0.6), ("code", 1, 1.0), ("small", 1, 2.0)]
+QUESTION = "What is a GPU? Answer in one sentence."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,54 +47,28 @@ class Shot:
     full: bool = False
 
 
-def _deploy(page: Page) -> None:
+def _find(page: Page) -> None:
     page.get_by_role("button", name="Deploy a model").click()
-    page.get_by_label("Model", exact=True).fill("meta-llama/Llama-3.1-70B-Instruct")
-    page.get_by_label("Name that callers use").fill("large")
-    page.get_by_label("Context, tokens").fill("32768")
-    page.get_by_label("Requests at once").fill("16")
+    page.get_by_label("Model", exact=True).fill("qwen2.5")
+    page.get_by_role("button", name="Qwen2.5-7B-Instruct", exact=False).first.wait_for()
+
+
+def _deploy(page: Page) -> None:
+    _find(page)
+    page.locator(".candidate:enabled", has_text="Qwen/Qwen2.5-7B-Instruct").first.click()
     page.wait_for_selector(".verdict .waterfall")
-    page.wait_for_timeout(800)
-
-
-def _drawer(page: Page) -> None:
-    page.locator("button.name", has_text="chat").click()
-    page.get_by_role("tab", name="Sizing").click()
-    page.wait_for_selector(".waterfall")
-
-
-def _layout(page: Page) -> None:
-    page.get_by_role("button", name="Change the layout of GPU 0").click()
-    page.locator("button.layout", has_text="CPX/NPS1").click()
-    page.wait_for_selector(".preview .notice")
+    page.wait_for_timeout(400)
 
 
 def _what_if(page: Page) -> None:
-    page.get_by_label("Model", exact=True).fill("Qwen/Qwen2.5-32B-Instruct")
-    page.get_by_role("button", name="Add").click()
-    page.locator(".suppose select").nth(1).select_option("DPX/NPS1")
+    page.get_by_role("button", name="Does a 7B model").click()
     page.wait_for_selector(".gpu.pair .share.fresh")
 
 
 def _chat(page: Page) -> None:
-    page.get_by_role("button", name="+ Compare").click()
-    page.get_by_label("Message").fill("Which of you answers first?")
+    page.get_by_label("Message").fill(QUESTION)
     page.keyboard.press("Enter")
-    page.locator(".message.assistant small").nth(1).wait_for()
-
-
-def _scroll_to_models(page: Page) -> None:
-    page.evaluate("document.querySelector('table.models').scrollIntoView()")
-
-
-def _menu(page: Page) -> None:
-    page.get_by_role("button", name="More actions for chat").click()
-
-
-def _resize(page: Page) -> None:
-    _menu(page)
-    page.get_by_role("menuitem", name="Resize").click()
-    page.wait_for_selector("dialog .notice")
+    page.locator(".message.assistant .below small").wait_for()
 
 
 def _tab(name: str) -> Callable[[Page], None]:
@@ -123,9 +80,14 @@ def _tab(name: str) -> Callable[[Page], None]:
     return act
 
 
-def _failed(page: Page) -> None:
-    page.locator("button.name", has_text="failing").click()
-    page.wait_for_timeout(600)
+def _menu(page: Page) -> None:
+    page.get_by_role("button", name="More actions for chat").click()
+
+
+def _layout(page: Page) -> None:
+    page.get_by_role("button", name="Change the layout of gpu0").click()
+    page.locator("button.layout", has_text="CPX/NPS1").click()
+    page.wait_for_selector(".preview .notice")
 
 
 def _keys(page: Page) -> None:
@@ -134,42 +96,34 @@ def _keys(page: Page) -> None:
 
 
 def _path(page: Page) -> None:
-    page.locator("tr", has_text="code").get_by_role("button", name="Path").first.click()
+    page.get_by_role("button", name="Path of request").first.click()
     page.wait_for_selector("dialog .path")
 
 
-SHOTS = (
-    Shot(name="models", height=1060),
-    Shot(name="models-dark", height=900, scheme="dark"),
-    Shot(name="models-narrow", width=390, height=844),
-    Shot(
-        name="models-narrow-table",
-        width=390,
-        height=844,
-        act=lambda page: page.locator("table.models").scroll_into_view_if_needed(),
-    ),
-    Shot(name="deploy", act=_deploy, height=860),
-    Shot(name="sizing", act=_drawer, height=820),
-    Shot(name="layout", act=_layout, height=760),
-    Shot(name="what-if", path="/#/what-if", act=_what_if, height=1000),
-    Shot(name="chat", path="/#/chat/chat", act=_chat, scheme="dark", height=720),
-    Shot(name="activity", path="/#/activity", height=1000),
-    Shot(name="request-path", path="/#/activity", act=_path, height=720),
-    Shot(name="promises", path="/#/promises", height=900),
-)
+def _promise(page: Page) -> None:
+    page.get_by_role("button", name="Add a promise to").first.click()
 
+
+SHOTS = (
+    Shot(name="models", height=1000),
+    Shot(name="models-dark", height=1000, scheme="dark"),
+    Shot(name="models-narrow", width=390, height=844),
+    Shot(name="deploy", act=_deploy, height=760),
+    Shot(name="what-if", path="/#/what-if", act=_what_if, height=780),
+    Shot(name="chat", path="/#/chat/chat", act=_chat, scheme="dark", height=560),
+    Shot(name="activity", path="/#/activity", height=1000),
+    Shot(name="promises", path="/#/promises", height=720),
+)
 
 VIEWS = (
     Shot(name="models", full=True),
-    *(Shot(name=f"drawer-{name.lower().replace(' ', '-')}", act=_tab(name)) for name in ("Overview", "Sizing", "Placement")),
     *(
         Shot(name=f"drawer-{name.lower().replace(' ', '-')}", act=_tab(name))
-        for name in ("Promises", "History", "Logs", "Stack entry")
+        for name in ("Overview", "Sizing", "Placement", "Promises", "History", "Logs", "Stack entry")
     ),
-    Shot(name="drawer-failed", act=_failed),
     Shot(name="menu", act=_menu),
-    Shot(name="resize", act=_resize),
     Shot(name="keys", act=_keys),
+    Shot(name="find", act=_find),
     Shot(name="deploy", act=_deploy),
     Shot(name="layout", act=_layout),
     Shot(name="what-if", path="/#/what-if", act=_what_if, full=True),
@@ -177,6 +131,7 @@ VIEWS = (
     Shot(name="activity", path="/#/activity", full=True),
     Shot(name="request-path", path="/#/activity", act=_path),
     Shot(name="promises", path="/#/promises", full=True),
+    Shot(name="add-promise", path="/#/promises", act=_promise),
 )
 
 
@@ -199,27 +154,54 @@ def main() -> int:
     given = parser.parse_args()
     wanted, target = set(given.names), given.every or TARGET
     target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        daemon = PageDaemon(Path(folder) / "home", engines=ENGINES, restart_limit=1.0, restart_delay_seconds=600.0)
-        client = daemon.start()
-        try:
-            for name, model in MODELS.items():
-                show(client, {name: model})
-            put_foreign_process(daemon.home.path, "sim-mi300x-1", pid=4411)
-            ask(daemon.url, "embed")
-            with Traffic(daemon.url, TRAFFIC), open_browser() as browser:
-                time.sleep(WARM_UP_SECONDS)
-                for shot in every_view() if given.every else SHOTS:
-                    if not wanted or shot.name in wanted:
-                        _take(browser, daemon.url, shot, target)
-        finally:
-            daemon.stop()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _made_up(Path(folder)) as (url, client),
+        Traffic(url, TRAFFIC),
+        open_browser() as browser,
+    ):
+        time.sleep(WARM_UP_SECONDS)
+        for shot in every_view() if given.every else SHOTS:
+            if not wanted or shot.name in wanted:
+                _take(browser, (url, client.make_link()), shot, target)
     return 0
 
 
-def _take(browser: Browser, url: str, shot: Shot, target: Path) -> None:
+@contextmanager
+def _made_up(folder: Path) -> Iterator[tuple[str, DaemonClient]]:
+    """`make up` in the background, until the pictures are taken."""
+    home = Home(folder / "home")
+    environment = {**os.environ, "AIMGPU_HOME": str(home.path)}
+    _run(["make", "--no-print-directory", "up", f"ARGS=--detach --port {_port()}"], environment)
+    try:
+        record = home.read_daemon()
+        if record is None:
+            raise SystemExit(f"`make up` left no daemon in {home.path}")
+        yield record.url, DaemonClient(record.url, home.read_token())
+    finally:
+        _run([str(ROOT / ".venv/bin/aimgpu"), "down"], environment)
+
+
+def _run(command: list[str], environment: Mapping[str, str]) -> None:
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)  # noqa: S603 -- our own two commands
+
+
+def _port() -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", PORT))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _take(browser: Browser, address: tuple[str, str], shot: Shot, target: Path) -> None:
+    url, link = address  # the link lets this browser change things
     context = browser.new_context(viewport={"width": shot.width, "height": shot.height}, color_scheme=shot.scheme)
+    context.set_default_timeout(MOST_MS)
     page = context.new_page()
+    page.goto(link)
     page.goto(url + shot.path)
     page.wait_for_selector(".connection.live")
     page.wait_for_timeout(2500)

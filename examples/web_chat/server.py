@@ -42,8 +42,12 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("content-length", 0))
         if length > LARGEST_QUESTION or self.headers.get("content-type") != "application/json":
             self.send_error(400)
+            return
+        body = self.rfile.read(length)
+        if self.path == "/v1/chat/completions" and not has_question(body):
+            self._send_json(400, {"error": {"message": "the last message is empty"}})
         else:
-            self._pass_on(self.rfile.read(length))
+            self._pass_on(body)
 
     def _pass_on(self, body: bytes | None) -> None:
         if self.path not in PASSED_ON:
@@ -87,6 +91,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name is http.server's
         """Log nothing: questions are private."""
+
+
+def has_question(body: bytes) -> bool:
+    """Whether the last message has a text. What cannot be read is for the gateway to refuse."""
+    try:
+        content = json.loads(body)["messages"][-1]["content"]
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return True
+    return not isinstance(content, str) or bool(content.strip())
 
 
 def connect(seconds: float) -> HTTPConnection:

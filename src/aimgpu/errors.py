@@ -23,6 +23,7 @@ AimGpuError
 │   └── DaemonRunning
 ├── HardwareFailed            the device or its tools did not do it
 │   ├── HardwareUnavailable
+│   │   └── PartitionGone
 │   ├── LayoutNotApplied
 │   ├── DriverReloadNeeded
 │   └── RegionUnusable
@@ -30,11 +31,13 @@ AimGpuError
 │   ├── EngineUnavailable
 │   ├── EngineDisconnected
 │   ├── EngineUnreachable
+│   ├── StrangerListens
 │   ├── EngineTimedOut
 │   └── ModelUnavailable
 ├── LedgerFailed              the ledger cannot be written or read
 │   ├── LedgerFull
-│   └── LedgerCorrupt
+│   ├── LedgerCorrupt
+│   └── OtherLedgerSchema
 ├── RequestRefused            the gateway's answer to a request that it does not pass on
 │   ├── InvalidRequest
 │   ├── NoSuchPath
@@ -131,7 +134,16 @@ class InvalidModelFile(InvalidInput):
 
 
 class UnknownProduct(InvalidInput):
+    """`typed` names no GPU that is known; `near`: those that may be meant."""
+
     code = "unknown_part"
+
+    def __init__(
+        self, message: str, *, hint: str, page_hint: str | None = None, typed: str = "", near: Iterable[str] = ()
+    ) -> None:
+        super().__init__(message, hint=hint, page_hint=page_hint)
+        self.typed = typed
+        self.near = tuple(near)
 
 
 class UnknownLayout(InvalidInput):
@@ -220,6 +232,12 @@ class HardwareUnavailable(HardwareFailed):
     http_status = 503
 
 
+class PartitionGone(HardwareUnavailable):
+    """What was allocated is not there any more: another layout, or the GPU is lost. It has to be allocated again."""
+
+    code = "partition_gone"
+
+
 class LayoutNotApplied(HardwareFailed):
     code = "layout_not_applied"
 
@@ -257,6 +275,12 @@ class EngineUnreachable(EngineFailed):
     code = "engine_unreachable"
 
 
+class StrangerListens(EngineFailed):
+    """Another program than the engine answers at its address."""
+
+    code = "stranger_listens"
+
+
 class EngineTimedOut(EngineFailed):
     code = "engine_timed_out"
     http_status = 504
@@ -280,6 +304,10 @@ class LedgerFull(LedgerFailed):
 
 class LedgerCorrupt(LedgerFailed):
     code = "ledger_corrupt"
+
+
+class OtherLedgerSchema(LedgerFailed):
+    code = "other_ledger_schema"
 
 
 class RequestRefused(AimGpuError):

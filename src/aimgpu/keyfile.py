@@ -3,6 +3,7 @@
 import math
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from json import dumps, loads
@@ -48,6 +49,9 @@ class StoredKey:
     priority: str | None = None  # at most this; None: as each model has it
     requests_per_second: float | None = None
     concurrency: int | None = None
+    expires: int | None = None  # seconds since the epoch; None: never
+    answer_bytes: int | None = None  # of an answer in one piece; None: 16 MiB
+    cache_group: str | None = None  # keys of one group share what engines keep of prompts; None: no other key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,9 @@ class KeyClass:
     priority: str | None = None
     requests_per_second: float | None = None
     concurrency: int | None = None
+    expires: int | None = None
+    answer_bytes: int | None = None
+    cache_group: str | None = None
 
 
 class KeyStore:
@@ -118,12 +125,36 @@ class KeyStore:
         write_private(self._path, dumps({"keys": [asdict(key) for key in keys]}, indent=1))
 
 
+def read_last_used(keys_file: Path) -> dict[str, int]:
+    """When each key was last sent, by name, in seconds since the epoch; written beside the key file by the daemon."""
+    try:
+        found = loads(_last_used_file(keys_file).read_text())
+        return {str(name): int(seconds) for name, seconds in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError, OverflowError):  # not there, or damaged: it is written again
+        return {}
+
+
+def write_last_used(keys_file: Path, used: Mapping[str, float]) -> None:
+    """Keys that were not sent since this process started keep what was written before."""
+    write_private(
+        _last_used_file(keys_file), dumps({**read_last_used(keys_file), **{name: int(when) for name, when in used.items()}})
+    )
+
+
+def _last_used_file(keys_file: Path) -> Path:
+    return keys_file.with_name("keys-used.json")
+
+
 def parse_keys(text: str, source: str) -> tuple[StoredKey, ...]:
     """The content of a key file, wherever it is kept. Raises InvalidInput where it is damaged."""
     try:
         return tuple(_read_row(row) for row in loads(text)["keys"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInput(f"{source} is damaged", hint=_DAMAGED) from error
+
+
+def _is_count(value: object) -> bool:
+    return value is None or (type(value) is int and value >= 1)
 
 
 def _read_row(row: dict[str, Any]) -> StoredKey:
@@ -138,7 +169,8 @@ def _read_row(row: dict[str, Any]) -> StoredKey:
         models is None or (isinstance(models, list) and all(isinstance(model, str) for model in models)),
         key.priority in _PRIORITIES,
         rate is None or (type(rate) in {int, float} and 0 < rate < math.inf),
-        key.concurrency is None or (type(key.concurrency) is int and key.concurrency >= 1),
+        all(_is_count(count) for count in (key.concurrency, key.expires, key.answer_bytes)),
+        key.cache_group is None or (isinstance(key.cache_group, str) and _NAME.fullmatch(key.cache_group)),
     )
     if not all(fits):
         raise ValueError(key.name)

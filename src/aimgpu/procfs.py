@@ -112,6 +112,14 @@ def read_start_ticks(pid: int, proc: Path = PROC) -> int | None:
     return None if process is None or process.ended else process.start_ticks
 
 
+def read_name(pid: int, proc: Path = PROC) -> str | None:
+    """Of its program, as the kernel keeps it; None when there is no such process."""
+    try:
+        return (proc / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip() or None
+    except OSError:
+        return None
+
+
 def is_stopped(pid: int, proc: Path = PROC) -> bool:
     """Whether a signal or a debugger holds it: it runs, and does nothing."""
     process = read_process(pid, proc)

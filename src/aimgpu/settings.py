@@ -20,6 +20,14 @@ SETTINGS = (
     Setting("AIMGPU_HOST", "127.0.0.1", "Address that `aimgpu up` listens on; any other than loopback needs an API key."),
     Setting("AIMGPU_PORT", "8080", "Port that `aimgpu up` listens on."),
     Setting(
+        "AIMGPU_PROBE_PORT",
+        "none",
+        "A port beside the daemon's where `/healthz` and `/readyz` are answered also while it is busy: alive while its event "
+        "loop has turned within 30 seconds, ready within 2.",
+    ),
+    Setting("AIMGPU_TLS_CERT", "none", "PEM file with the certificate that `aimgpu up` serves TLS with; as `--tls-cert`."),
+    Setting("AIMGPU_TLS_KEY", "that of the certificate", "PEM file with the key of that certificate; as `--tls-key`."),
+    Setting(
         "AIMGPU_API_KEY",
         "none",
         "A key that callers must send, at least 32 characters: `aimgpu up` keeps its hash, `aimgpu chat` sends it.",
@@ -27,8 +35,21 @@ SETTINGS = (
     Setting("AIMGPU_URL", "http://127.0.0.1:8080", "The gateway that the web chat of `examples/web_chat` passes questions to."),
     Setting(
         "AIMGPU_SEPARATE_CACHES",
-        "0",
-        "With 1, engines reuse nothing of one API key's prompts for another's: vLLM by a salt, llama.cpp by no reuse at all.",
+        "1",
+        "With 0, engines may reuse one API key's prompts for another's, which shows in the time of an answer. Keys of one "
+        "`--cache-group` do so anyway. Apart, vLLM gets a salt; llama.cpp reuses nothing once there are keys of two groups.",
+    ),
+    Setting(
+        "AIMGPU_WAKE_HEARTBEAT",
+        "5s",
+        "How often a caller of a stream gets a comment (`: waking chat, about 30 s`) while its model wakes or starts; with 0, "
+        "never. The first one commits the answer to status 200: a later refusal is an error event of the stream.",
+    ),
+    Setting(
+        "AIMGPU_MEDIA_DOMAINS",
+        "none",
+        "Domains that URLs in requests (`image_url` and the like) may name, separated by commas. An engine fetches them; all "
+        "other URLs but `data:` are refused, and vLLM is started with the same list.",
     ),
     Setting(
         "AIMGPU_RAW_GRAMMARS",
@@ -41,6 +62,12 @@ SETTINGS = (
         "0",
         "Of how many requests, the last ones and at most 200, the page shows the prompt to the daemon's user. Its first 2000 "
         "characters are kept in memory, never on disk; with 0 none is.",
+    ),
+    Setting(
+        "AIMGPU_HOSTS",
+        "none",
+        "Names of this machine beside its own (addresses, localhost, the host name), separated by commas: `gpu.example.org`. "
+        "A request without a key or the token that names another host is refused.",
     ),
     Setting(
         "AIMGPU_CORS_ORIGINS",
@@ -74,7 +101,14 @@ SETTINGS = (
         "The llama-server that the engine llamacpp runs on a GPU; without one it runs on the CPU, and says so.",
     ),
     Setting("AIMGPU_SIMULATED", "none", "Simulated GPUs of a Kubernetes node agent instead of real ones: MI300X:2,H200:1."),
-    Setting("AIMGPU_INTERPOSER", "built on first use", "A prebuilt interposer library, for machines without a C compiler."),
+    Setting(
+        "AIMGPU_INTERPOSER",
+        "that of the wheel",
+        "Another interposer library; without one in the wheel it is built on first use.",
+    ),
+    Setting(
+        "AIMGPU_BUILD_NATIVE", "0", "1 builds the interposer with this machine's C compiler although the wheel carries one."
+    ),
 )
 
 # Set by us for processes that we start; users leave them alone.
@@ -82,6 +116,7 @@ INTERNAL = {
     "AIMGPU_COMPLETE": "asks for shell completion (with a leading underscore)",
     "AIMGPU_ENGINE_KEY": "the key that an engine answers to",
     "AIMGPU_FAIL": "whether the interposer refuses (closed) or lets pass (open) what it cannot count",
+    "AIMGPU_SOFTWARE_GPU": "the file in which the software GPU keeps what it holds and did",
     "AIMGPU_REGION": "the shared-memory regions of a tenant's devices",
     "AIMGPU_TENANT": "a tenant's name in its regions",
     "AIMGPU_MEMORY_BYTES": "what a container was granted of a GPU",

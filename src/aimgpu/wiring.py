@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from aimgpu.control.stack.stack_file import DEFAULT_SIMULATED_PRODUCT, GpuChoice, Stack
 from aimgpu.domain import Device
+from aimgpu.engines.command.engine import CommandEngine
 from aimgpu.engines.launchers.docker import DockerLauncher
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine, installed_llamacpp
@@ -25,8 +26,10 @@ from aimgpu.hardware.nvidia import NvidiaHardware
 from aimgpu.hardware.nvidia.mps import MpsDaemons
 from aimgpu.hardware.protocols import Finding, Hardware
 from aimgpu.hardware.simulated import SimulatedHardware, find_product
+from aimgpu.hardware.software import SoftwareHardware
 from aimgpu.home import Home
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
+from aimgpu.isolation.building import find_software_gpu
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.isolation.cu_masks import CuMasks
 from aimgpu.isolation.dmem import DmemLimits
@@ -54,7 +57,20 @@ def choose_hardware(choice: GpuChoice, home: Home) -> Hardware:
             return real
         refuse_in_place_of(real.inspect())
     product = choice.simulated or DEFAULT_SIMULATED_PRODUCT
+    if choice.software:
+        return SoftwareHardware([(product, choice.count)], home.simulated_file, find_software_gpu)
     return SimulatedHardware([(product, choice.count)], home.simulated_file)
+
+
+def demo_hardware(product: str | None, folder: Path) -> Hardware:
+    """A software GPU of a product, with its state in a folder; without a product this machine's real GPUs."""
+    if product is not None:
+        return SoftwareHardware([(product, 1)], folder / "software-gpu.json", find_software_gpu)
+    real = CombinedHardware(real_backends())
+    if not real.read_devices():
+        refuse_in_place_of(real.inspect())
+        raise HardwareUnavailable("this machine has no GPU", hint="Without --gpu the demo uses a software GPU.")
+    return real
 
 
 def refuse_in_place_of(findings: Sequence[Finding]) -> None:
@@ -71,6 +87,8 @@ def reopen_hardware(devices: Sequence[Device], home: Home) -> Hardware:
     """The backends behind devices that a daemon of this home reported."""
     if any(device.simulated for device in devices):
         products = Counter(device.product for device in devices)
+        if any(device.software for device in devices):
+            return SoftwareHardware(list(products.items()), home.simulated_file, find_software_gpu)
         return SimulatedHardware(list(products.items()), home.simulated_file)
     return choose_hardware(GpuChoice(), home)
 
@@ -100,7 +118,7 @@ def make_engines(store: LocalModelStore, cache: Path, *, has_gpu: bool) -> dict[
     """Best first."""
     probe = store.find("HuggingFaceTB/SmolLM2-135M-Instruct")
     llamacpp = LlamaCppEngine(cache_directory=cache, probe_model=probe.path if probe else None, has_gpu=has_gpu)
-    engines: tuple[Engine, ...] = (VllmEngine(), llamacpp, OllamaEngine())
+    engines: tuple[Engine, ...] = (VllmEngine(), llamacpp, OllamaEngine(), CommandEngine())
     return {engine.name: engine for engine in engines}
 
 
@@ -202,8 +220,10 @@ def check_gpus(stack: Stack, hardware: Hardware) -> None:
         want = [find_product(stack.gpus.simulated).name] * stack.gpus.count
     except UnknownProduct as error:
         raise Conflict(error.message, hint=error.hint) from error
-    if not all(device.simulated for device in devices) or have != want:
+    same_kind = all(device.simulated and device.software == stack.gpus.software for device in devices)
+    if not same_kind or have != want:
+        kind = "software GPU" if stack.gpus.software else "simulated"
         raise Conflict(
-            f"the daemon runs with {', '.join(have)}; the stack wants {', '.join(want)} (simulated)",
+            f"the daemon runs with {', '.join(have)}; the stack wants {', '.join(want)} ({kind})",
             hint="Stop it with `aimgpu down` first, or leave `gpus` out of the stack file.",
         )

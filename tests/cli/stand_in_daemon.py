@@ -107,6 +107,8 @@ class Handler(BaseHTTPRequestHandler):
             self.apply(body, dry_run=flags["dry_run"], prune=flags["prune"])
         elif url.path == "/api/v1/release":
             self.release(body["names"])
+        elif url.path == "/api/v1/links":
+            self.answer(200, {"url": f"{self.state.url}/link/code", "seconds": 3600})
         elif url.path == "/api/v1/stop":
             self.answer(200, {"released": list(self.state.instances)})
             self.state.stopping.set()

@@ -92,6 +92,8 @@ def test_the_line_to_try_names_the_most_important_model_that_was_applied(capsys:
         {"name": name, "state": "ready", "priority": priority}
         for name, priority in (("old", "high"), ("batch", "low"), ("chat", "high"), ("code", "medium"))
     ]
-    status = {"instances": instances, "models_url": "http://127.0.0.1:8080/v1", "page_url": "http://127.0.0.1:8080/"}
-    print_addresses(status, with_key=False, applied=["batch", "code", "chat"])
-    assert '"model": "chat"' in capsys.readouterr().out
+    status = {"instances": instances, "models_url": "http://127.0.0.1:8080/v1"}
+    print_addresses(status, page="http://127.0.0.1:8080/link/code", with_key=False, applied=["batch", "code", "chat"])
+    shown = capsys.readouterr().out
+    assert '"model": "chat"' in shown
+    assert "http://127.0.0.1:8080/link/code" in shown

@@ -1,4 +1,4 @@
-"""tools/uv.sh: what it fetches is what was pinned, or nothing runs."""
+"""tools/uv.sh: what it fetches is what was pinned, or nothing runs; it trusts whom the system trusts."""
 
 import re
 import shutil
@@ -31,6 +31,21 @@ def test_a_uv_with_another_hash_is_not_run(tmp_path: Path) -> None:
     assert "cannot" in done.stderr
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / ".tools" / "uv" / "bin" / "uv").exists()
+
+
+@pytest.mark.parametrize(("given", "seen"), [({}, "true"), ({"UV_SYSTEM_CERTS": "false"}, "false")])
+def test_the_certificates_of_the_system_count_unless_something_else_is_set(
+    tmp_path: Path, given: dict[str, str], seen: str
+) -> None:
+    """Those of the authority of a proxy are there, and not among those that uv brings along."""
+    if not any(Path(name).is_file() for name in ("/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/cert.pem")):
+        pytest.skip("this system has no certificates")
+    uv = tmp_path / "uv"
+    uv.write_text('#!/bin/sh\necho "$UV_SYSTEM_CERTS"\n')
+    uv.chmod(0o755)
+    command = [str(ROOT / "tools" / "uv.sh"), "sync"]
+    environment = {"PATH": f"{tmp_path}:{PATH}", **given}
+    assert subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout == f"{seen}\n"
 
 
 def _make_wheel(folder: Path, version: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from aimgpu.cli.commands.serve.chat import Conversation, GatewayClient
+from aimgpu.cli.commands.serve.chat import Conversation
+from aimgpu.cli.gateway_client import GatewayClient
 from aimgpu.errors import AimGpuError, InvalidInput
 
 
@@ -80,7 +81,7 @@ def test_bytes_that_are_no_text_are_sent_as_text(server: CannedServer, capsys: p
     gateway = GatewayClient(f"http://127.0.0.1:{server.server_port}", None)
     typed = b"h\xffi".decode(errors="surrogateescape")
     Conversation(gateway, "chat", system=None, max_tokens=None, as_json=False).say(typed)
-    ((_, asked),) = server.asked
+    _, (_, asked) = server.asked
     assert asked["messages"] == [{"role": "user", "content": "h\N{REPLACEMENT CHARACTER}i"}]
     assert capsys.readouterr().out == "Hello\n"
 

@@ -40,7 +40,7 @@ def test_ps_watch_shows_changes_as_lines_of_json(aimgpu: "CommandLine") -> None:
 
 def test_down_releases_what_is_named(aimgpu: "CommandLine") -> None:
     aimgpu.run("up", "--detach")
-    assert aimgpu.run("down", "chat").stdout == "Released chat.\n"
+    assert aimgpu.run("down", "chat").stdout == "Stopped chat.\n"
     assert [i["name"] for i in json.loads(aimgpu.run("ps", "--json").stdout)["instances"]] == ["code"]
     done = aimgpu.run("down", "chta", "--json")
     assert done.returncode == UnknownDeployment.exit_status

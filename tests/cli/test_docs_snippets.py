@@ -17,9 +17,9 @@ from tests.cli.test_docs import ROOT
 
 from aimgpu.cli.main import cli
 from aimgpu.cli.output import OutputState
-from aimgpu.kubernetes.admission.annotations import parse_annotations
-from aimgpu.kubernetes.device_plugin.sharing_config import parse_config
-from aimgpu.kubernetes.dra_driver.parameters import parse_parameters
+from aimgpu.kubernetes.node.dra_driver.parameters import parse_parameters
+from aimgpu.kubernetes.vocabulary.annotations import parse_annotations
+from aimgpu.kubernetes.vocabulary.sharing_config import parse_config
 
 PAGES = sorted([*DOCS, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"])
 CHART = ROOT / "deploy" / "helm" / "aim-gpu-sharing"

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,10 +19,12 @@ from aimgpu.cli.doctor_checks import (
     find_engines,
     find_folder,
     find_gpus,
+    find_newer_limits,
     find_port,
     find_troubles,
 )
 from aimgpu.cli.main import run_command
+from aimgpu.cli.views.gpu_names import names_of
 from aimgpu.domain import Device
 from aimgpu.engines.protocols import Availability
 from aimgpu.errors import HardwareUnavailable
@@ -99,9 +102,23 @@ class BrokenReader:
 
 def test_devices_are_named_as_read_and_a_backend_that_cannot_read_is_a_problem(tmp_path: Path) -> None:
     simulated = SimulatedHardware([("MI300X", 1)], tmp_path / "gpus.json")
-    findings = list(find_devices([simulated, BrokenReader()]))
-    assert "layout SPX/NPS1 (sim-mi300x-0)" in texts(findings, CheckStatus.OK)
+    findings = list(find_devices([simulated, BrokenReader()], names_of(simulated.read_devices())))
+    found = texts(findings, CheckStatus.OK)
+    assert "gpu0: " in found
+    assert "layout SPX/NPS1 (sim-mi300x-0)" in found
     assert "NVML does not answer -> Reload the driver." in texts(findings, CheckStatus.PROBLEM)
+
+
+def test_limits_of_newer_nvidia_drivers_are_named_and_said_to_be_unused() -> None:
+    def missing(name: str) -> object:
+        raise OSError(name)
+
+    newer = SimpleNamespace(nvmlDeviceSetMemoryLimits_v1=object())
+    (found,) = find_newer_limits(lambda _: newer)
+    assert found.verdict is CheckStatus.NOTE
+    assert "nvmlDeviceSetMemoryLimits_v1, MPS v3); not used" in found.text
+    assert list(find_newer_limits(lambda _: SimpleNamespace())) == []
+    assert list(find_newer_limits(missing)) == []
 
 
 def test_no_engine_at_all_is_a_problem_and_one_is_enough() -> None:

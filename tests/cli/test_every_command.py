@@ -178,7 +178,7 @@ def test_help_has_a_short_name() -> None:
     assert run_command(["-h"]) == 0
 
 
-ON_A_MACHINE = ("--kubeconfig", "--context", "--namespace")
+ON_A_MACHINE = ("--kubeconfig", "--kube-context", "--namespace")
 
 
 @pytest.mark.parametrize("path", [path for path, command in COMMANDS.items() if any(p.name == "on" for p in command.params)])

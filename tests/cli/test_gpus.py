@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from tests.daemon.running import TestDaemon, apply, stack, wait_until_settled
 
 from aimgpu.cli.main import cli
-from aimgpu.control.planning.layout_names import find_layout
+from aimgpu.domain.layouts import find_layout
 from aimgpu.errors import AimGpuError, Conflict, DriverReloadNeeded, LedgerOwned, PartitionBusy, UnknownDevice, UnknownLayout
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.home import Home

@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -181,3 +182,23 @@ def test_bash_completes_commands_and_options() -> None:
     assert "plain,version" in commands.stdout
     options = run_aimgpu(_AIMGPU_COMPLETE="bash_complete", COMP_WORDS="aimgpu version --", COMP_CWORD="2")
     assert "plain,--json" in options.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [("list", "ps"), ("status", "ps"), ("stop x", "down x"), ("rm 'a b'", "down 'a b'"), ("serve m", "up m")],
+)
+def test_a_word_of_another_tool_is_answered_with_the_command(
+    typed: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(shlex.split(typed)) == 2
+    assert f"Did you mean `aimgpu {command}`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "handler"), [("OTHER", "default_int_handler"), ("_AIMGPU_COMPLETE", "SIG_DFL")])
+def test_ctrl_c_ends_a_completion_without_a_traceback(name: str, handler: str) -> None:
+    show = "main.main = lambda: print(repr(signal.getsignal(signal.SIGINT)))"
+    look = f"import signal; from aimgpu.cli import entry, main; {show}; entry.main()"
+    environment = {**os.environ, name: "bash_complete"}
+    shown = subprocess.run([sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True)
+    assert handler in shown.stdout

@@ -44,7 +44,7 @@ def test_models_that_cannot_be_told_apart_or_named_are_refused(models: tuple[str
 
 
 def test_a_name_cannot_break_out_of_the_stack() -> None:
-    hostile = 'x"}, evil: {model: y'
+    hostile = '/x"}, evil: {model: y'
     [deployment] = source_of_models((f"ok={hostile}",)).stack.deployments
     assert deployment.model == hostile
 

@@ -3,6 +3,7 @@
 import json
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.canned import CannedDaemon
@@ -22,6 +23,7 @@ COMMANDS = (
     ("down", "code", "NAME"),
     ("chat", "NAME"),
 )
+QUEUE: dict[str, Any] = {"longest_wait_seconds": {}, "most_queued": {}, "running": {}, "per_gpu": None}
 KNOWN = {"chat", "code", "late"}  # the last waits for room
 STATUS = {
     "gpus": [],
@@ -37,7 +39,7 @@ def refusing(daemon: CannedDaemon, home: Home, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stack.yaml").write_text("models: {chat: {model: org/m}, code: {model: org/m}, late: {model: org/m}}")
     daemon.answer("GET /status", STATUS)
-    daemon.answer("GET /slo", {"models": {}, "pressure": {}})
+    daemon.answer("GET /slo", {"models": {}, "pressure": {}, "queue": QUEUE})
     daemon.answer("GET /v1/models", {"data": [{"id": name} for name in sorted(KNOWN)]})
     return daemon
 

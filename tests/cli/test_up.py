@@ -40,20 +40,9 @@ def test_up_shows_the_table_the_addresses_and_a_line_to_paste(aimgpu: "CommandLi
     shown = "".join(lines)
     assert lines[0].startswith("SIMULATED GPU (1 x MI300X)")
     heads = next(line for line in lines if line.startswith("NAME")).split()
-    assert heads == [
-        "NAME",
-        "MODEL",
-        "ENGINE",
-        "GPU/PARTITION",
-        "MEMORY",
-        "REQUESTS",
-        "LEVEL",
-        "MECHANISM",
-        "STATE",
-        "ENDPOINT",
-    ]
+    assert heads == ["NAME", "MODEL", "GPU", "MEMORY", "STATE"]
     row = next(line for line in lines if line.startswith("chat"))
-    for text in ("m", "llamacpp", "sim MI300X/spx-0", "2GiB", "none", "ready", "/v1"):
+    for text in ("m", "gpu0/spx-0", "2GiB", "ready"):
         assert text in row
     record = aimgpu.home.read_daemon()
     assert record is not None
@@ -144,7 +133,7 @@ def test_attach_applies_to_the_running_daemon(aimgpu: "CommandLine") -> None:
     (aimgpu.folder / "more.yaml").write_text("models: {small: {model: org/m}}")
     done = aimgpu.run("up", "--attach", "-f", "more.yaml")
     assert done.returncode == 0
-    assert {line.split()[0] for line in done.stdout.splitlines() if " ready " in line} == {"chat", "code", "small"}
+    assert {line.split()[0] for line in done.stdout.splitlines() if line.endswith("  ready")} == {"chat", "code", "small"}
 
 
 def test_models_that_are_not_in_the_file_are_named_and_removed_when_asked(aimgpu: "CommandLine") -> None:
@@ -196,7 +185,7 @@ def test_two_at_once_end_with_one_daemon(aimgpu: "CommandLine") -> None:
 def test_a_refusal_says_why_and_leaves_nothing_running(aimgpu: "CommandLine") -> None:
     done = aimgpu.run("up", scenario="refuse")
     assert done.returncode == PlacementRefused.exit_status
-    assert "sim-mi300x-0: 192GiB, 12GiB free, 99TiB asked for" in done.stderr
+    assert "gpu0: 192GiB, 12GiB free, 99TiB asked for" in done.stderr
     assert "Ask for 12GiB or less." in done.stderr
     assert aimgpu.home.read_daemon() is None
 
@@ -254,7 +243,7 @@ def test_a_part_that_does_not_exist_is_told_with_its_line_and_the_nearest(aimgpu
     done = aimgpu.run("up")
     assert done.returncode == InvalidStackFile.exit_status
     assert "stack.yaml, line 4: 'simulated': 'MI300Y' is not a GPU that can be simulated" in done.stderr
-    assert "Did you mean 'MI300X'?" in done.stderr
+    assert "Did you mean MI300X or " in done.stderr
     assert not aimgpu.home.path.exists()
 
 

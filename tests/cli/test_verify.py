@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.native.conftest import DriverState, Toolchain
+from tests.native.conftest import Toolchain
 
 from aimgpu.cli.main import cli
 from aimgpu.cli.verify import Outcome, VerifyReport, verify
 from aimgpu.domain import Device
 from aimgpu.errors import PartitionBusy
 from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.hardware.software.state import DriverState
 from aimgpu.isolation import building
 from aimgpu.units import GIB
 
@@ -50,7 +51,7 @@ def driver(tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     made = DriverState(device_bytes=80 * GIB, kernel_ns=1_000_000)
     state.write_bytes(ctypes.string_at(ctypes.byref(made), ctypes.sizeof(made)))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tools.folder))
-    monkeypatch.setenv("STANDIN_STATE", str(state))
+    monkeypatch.setenv("AIMGPU_SOFTWARE_GPU", str(state))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
     return state
 

@@ -82,3 +82,11 @@ def test_health_lists_the_models() -> None:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_an_empty_question_is_refused_and_no_model_answers_it() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        with running(closed.getsockname()[1]) as url:
+            body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "  "}]}).encode()
+            assert read(url + "/v1/chat/completions", body) == (400, {"error": {"message": "the last message is empty"}})

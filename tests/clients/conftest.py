@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.cache import cached
 from tests.cluster.go_programs import go
+from tests.downloads import one_line
 from tests.node_packages import install_packages
 
 from aimgpu.files import locked
@@ -106,7 +107,7 @@ def python_environment(group: str) -> Path:
     with locked(folder):
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=900)
     if done.returncode:
-        pytest.skip(f"the clients cannot be installed: {done.stderr[-300:]}")
+        pytest.skip(f"the clients cannot be installed: {one_line(done.stderr)}")
     return folder / "bin" / "python"
 
 
@@ -128,4 +129,4 @@ def ollama_command() -> Path:
     try:
         return cached(f"ollama-{OLLAMA_VERSION}", build) / "ollama"
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"Ollama's command cannot be built: {error.stderr[-300:]}")
+        pytest.skip(f"Ollama's command cannot be built: {one_line(error.stderr)}")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.cluster.cluster import PYTHON_IMAGE, Cluster
 from tests.cluster.requirements import missing
+from tests.downloads import DownloadFailed
 from tests.kubernetes.node_agent import claim_template, gpu_pod, running_agent, share
 
 CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "aim-gpu-sharing"
@@ -54,8 +55,14 @@ def _install_chart(cluster: Cluster, simulated: str) -> None:
     cluster.add_image("registry.k8s.io/pause:3.10")
     cluster.add_image(*ENGINE_IMAGES, programs={"vllm": "tests.programs.fake_vllm"})
     repository, _, tag = PYTHON_IMAGE.rpartition(":")
-    values = ["image.pullPolicy=Never", f"image.repository={repository}", f"image.tag={tag}", "agent.repartition=true"]
-    values += [r"agent.nodeSelector.kubernetes\.io/hostname=node1"]  # nodes of one machine have one state folder
+    values = [
+        "image.pullPolicy=Never",
+        f"image.repository={repository}",
+        f"image.tag={tag}",
+        "agent.repartition=true",
+        "agent.layouts=memory",
+    ]
+    values += [r"agent.pod.nodeSelector.kubernetes\.io/hostname=node1"]  # nodes of one machine have one state folder
     values += ["agent.simulated=" + simulated.replace(",", r"\,"), f"agent.stateFolder={cluster.folder}/agent-state"]
     command = [str(Path(sys.executable).with_name("helm")), "install", "sharing", str(CHART), "--wait", "--timeout=10m"]
     command += ["--namespace=gpu-sharing", "--create-namespace", *(f"--set={value}" for value in values)]
@@ -81,4 +88,7 @@ def _print(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except DownloadFailed as error:
+        sys.exit(f"error: {error}")

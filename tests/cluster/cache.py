@@ -3,9 +3,14 @@
 import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.downloads import DownloadFailed
+
+_failed: dict[Path, DownloadFailed] = {}  # of this process: what could not be had is not tried for every test
 
 
 def cache_folder() -> Path:
@@ -24,13 +29,21 @@ def cached(key: str, make: Callable[[Path], None]) -> Path:
     folder = cache_folder() / key
     if folder.is_dir():
         return folder
+    if folder in _failed:
+        raise _failed[folder]
     with _locked(key):
         if folder.is_dir():
             return folder
-        unfinished = cache_folder() / f"{key}.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
-        make(unfinished)
+        # A compiler of an interrupted build may write on for a while, so that its folder cannot be removed yet.
+        for left in cache_folder().glob(f"{key}.unfinished*"):
+            shutil.rmtree(left, ignore_errors=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{key}.unfinished-", dir=cache_folder()))
+        unfinished.chmod(0o755)
+        try:
+            make(unfinished)
+        except DownloadFailed as error:
+            _failed[folder] = error
+            raise
         unfinished.rename(folder)
     return folder
 

@@ -7,7 +7,7 @@
         pod = cluster.get("pod", "web")                                # a dict
         cluster.exec("web", "env")                                     # inside its container
         node = cluster.nodes[0]
-        node.start("agent", [sys.executable, "-m", "aimgpu.kubernetes.agent"], env={"KUBECONFIG": str(cluster.kubeconfig)})
+        node.start("agent", [sys.executable, "-m", "aimgpu.kubernetes.node.agent"], env={"KUBECONFIG": str(cluster.kubeconfig)})
         node.restart_kubelet(kill=True)
 
 In tests use the fixture ``cluster`` (``tests/cluster/fixtures.py``), which all tests of a session share, and a namespace of

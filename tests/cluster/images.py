@@ -1,7 +1,9 @@
 """Container images written by hand: nothing is pulled, and few are larger than busybox.
 
 The Python image is a few empty folders and links: the node's base runtime spec mounts the host's ``/usr``, Python, the
-virtual environment and this repository into every container, so that pods run the code under test without an image build.
+virtual environment and this repository into every container (``container_mounts``), so that pods run the code under test
+without an image build. The last two have paths of their own in there: a pod's volumes, such as its ``/tmp``, would hide
+a checkout at the host's path.
 """
 
 import gzip
@@ -16,7 +18,10 @@ from pathlib import Path
 
 FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp", "usr", "var")
 APPLETS = ("cat", "echo", "env", "grep", "httpd", "id", "ip", "ls", "nc", "printf", "sh", "sleep", "stat", "test", "wget")
-_ROOT = Path(__file__).resolve().parent.parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
+# In containers.
+CHECKOUT = Path("/opt/aimgpu/checkout")
+ENVIRONMENT = Path("/opt/aimgpu/environment")
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 # The first process of a container ignores a signal that it does not handle: it would be killed at the end of the grace period.
 SLEEP = ("/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000000 & wait")
@@ -45,10 +50,10 @@ def write_python_image(
     """
     links = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64", "var/run": "/run"}
     passwd = {"etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n", "etc/group": b"root:x:0:\n"}
-    script = '#!/bin/sh\ncd /tmp && PYTHONPATH={root} exec python -m {module} "$@"\n'
-    scripts = {f"opt/{name}": script.format(root=_ROOT, module=module).encode() for name, module in (programs or {}).items()}
+    script = '#!/bin/sh\ncd /tmp && PYTHONPATH={root}:$PYTHONPATH exec python -m {module} "$@"\n'
+    scripts = {f"opt/{name}": script.format(root=CHECKOUT, module=module).encode() for name, module in (programs or {}).items()}
     layer = _layer(folders=(*FOLDERS, "opt"), files=passwd | scripts, links=links)
-    search = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"
+    search = f"{ENVIRONMENT}/bin:/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"
     environment = {"PATH": f"{search}:/opt", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     _write(path, names, layer, environment=environment, command=list(command), entrypoint=list(entrypoint))
 
@@ -57,6 +62,24 @@ def write_program_image(path: Path, name: str, program: Path) -> None:
     """An image with one static program, which runs as a user that is not root."""
     layer = _layer(folders=(*FOLDERS, "opt"), files={"opt/program": program.read_bytes()}, links={})
     _write(path, (name,), layer, environment={}, command=[], entrypoint=["/opt/program"], user="65532")
+
+
+def container_mounts(folder: Path) -> list[dict[str, object]]:
+    """What every container sees of this machine, as mounts of a runtime spec. `folder`: for a file that has to be rewritten."""
+    binds = {Path("/usr"): Path("/usr"), CHECKOUT: REPOSITORY, ENVIRONMENT: Path(sys.prefix)}
+    if not Path(sys.base_prefix).is_relative_to("/usr"):
+        binds[Path(sys.base_prefix)] = Path(sys.base_prefix)  # where the environment's links lead to
+    for file in Path(sys.prefix).glob("lib/python*/site-packages/*.pth"):
+        text = file.read_text()
+        if str(REPOSITORY) in text:  # the editable installation
+            rewritten = folder / file.name
+            rewritten.write_text(text.replace(str(REPOSITORY), str(CHECKOUT)))
+            binds[ENVIRONMENT / file.relative_to(sys.prefix)] = rewritten
+    options = ["rbind", "ro", "nosuid", "nodev"]
+    return [
+        {"destination": str(inside), "source": str(outside), "type": "bind", "options": options}
+        for inside, outside in binds.items()
+    ]
 
 
 def _layer(folders: tuple[str, ...], files: dict[str, bytes], links: dict[str, str]) -> bytes:

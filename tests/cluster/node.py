@@ -7,12 +7,12 @@ The namespaces live as long as a sleeping process; when the cluster's processes 
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.cluster.certificates import Authority
+from tests.cluster.images import container_mounts
 from tests.cluster.processes import LEASH, Process, Processes
 from tests.cluster.requirements import Programs
 from tests.cluster.waiting import wait_until
@@ -20,7 +20,6 @@ from tests.cluster.waiting import wait_until
 KUBELET_ROOT = Path("/var/lib/kubelet")
 CDI_FOLDER = Path("/var/run/cdi")
 CONTAINERD = "/run/containerd/containerd.sock"
-REPOSITORY = Path(__file__).parents[2]
 
 # $1: folder of the node. Device nodes of the machine that containers, kubelet and runc expect are bound into a new /dev.
 PREPARE = """
@@ -174,11 +173,7 @@ class Node:
 
     def _base_runtime_spec(self) -> Path:
         spec = json.loads(subprocess.run([self._programs.find("ctr"), "oci", "spec"], capture_output=True, check=True).stdout)
-        wanted = (Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), REPOSITORY)
-        for folder in sorted(set(wanted)):
-            if not any(folder != other and folder.is_relative_to(other) for other in wanted):
-                options = ["rbind", "ro", "nosuid", "nodev"]
-                spec["mounts"].append({"destination": str(folder), "source": str(folder), "type": "bind", "options": options})
+        spec["mounts"] += container_mounts(self.place.folder)
         path = self.place.folder / "base_runtime_spec.json"
         path.write_text(json.dumps(spec))
         return path

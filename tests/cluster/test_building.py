@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.cluster import kubernetes_versions
+from tests.cluster import go_programs, kubernetes_versions
 from tests.cluster.cache import cache_folder, cached
 from tests.cluster.go_programs import PROGRAMS, GoProgram, _digest, is_built
 from tests.cluster.kubernetes_versions import (
@@ -22,6 +22,7 @@ from tests.cluster.kubernetes_versions import (
 from tests.cluster.stale import OWNER, mark, remove_stale
 from tests.cluster.waiting import wait_for, wait_until
 from tests.cluster.wrapper_module import wrapper
+from tests.downloads import DownloadFailed
 
 GO_MOD = """// This is a generated file.
 
@@ -86,6 +87,31 @@ def test_a_build_that_fails_or_was_killed_leaves_nothing_that_looks_finished(cac
     folder = cached("tool-1", lambda fresh: (fresh / "program").touch())
 
     assert [path.name for path in folder.iterdir()] == ["program"]
+
+
+def test_a_file_that_cannot_be_downloaded_is_named_in_one_line_and_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zip_file = "https://proxy.example/k8s.io/kubernetes/@v/v1.37.2.zip"
+    compiler = tmp_path / "go"
+    compiler.write_text(
+        f"#!/bin/sh\necho $1 >> '{tmp_path}/calls'\n"
+        f"echo 'main.go:5:2: k8s.io/kubernetes@v1.37.2: reading {zip_file}: 403 Forbidden' >&2\nexit 1\n"
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setattr(go_programs, "go", lambda: str(compiler))
+    source = tmp_path / "source"
+    source.mkdir()
+    program = GoProgram(name="tool", source=source)
+
+    for _ in range(3):
+        with pytest.raises(DownloadFailed) as caught:
+            go_programs.build(program)
+        assert str(caught.value) == f"cannot download {zip_file}: 403 Forbidden"
+
+    assert (tmp_path / "calls").read_text() == "build\n"
+    with pytest.raises(DownloadFailed, match=r"v1\.37\.2\.zip: 403 Forbidden$"):
+        go_programs.module_folder("k8s.io/kubernetes", "v1.37.2")
 
 
 def test_any_change_of_a_program_is_another_build(cache: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from tests.cluster import requirements
 from tests.cluster.cluster import BUSYBOX_IMAGE, PYTHON_IMAGE, Cluster
+from tests.cluster.images import CHECKOUT
 from tests.cluster.kubernetes_versions import COMPONENTS, chosen_minor, chosen_version
 from tests.cluster.requirements import missing
 from tests.cluster.waiting import wait_for
@@ -38,7 +39,7 @@ print(aimgpu.__file__, urllib.request.urlopen(request, context=context).read().d
 
     printed = cluster.kubectl("logs", "web", f"--namespace={namespace}")
 
-    assert printed.startswith(str(Path(__file__).parents[2] / "src" / "aimgpu"))
+    assert printed.startswith(str(CHECKOUT / "src" / "aimgpu"))
     assert f'"gitVersion": "{chosen_version()}"' in printed
 
 

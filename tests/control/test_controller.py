@@ -9,7 +9,7 @@ from tests.control.world import FAST, Machine, boot, check_ledger, deployment, m
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Timing
 from aimgpu.control.events import Event, EventKind
-from aimgpu.control.planning.steps import StepKind
+from aimgpu.control.plan.steps import StepKind
 from aimgpu.domain import InstanceState, IsolationRequirement, Level, PartitionKind, ServiceObjective, Whole
 from aimgpu.errors import Conflict, EngineUnavailable, InvalidInput, LedgerFull, UnknownDeployment
 from aimgpu.units import GIB, MIB

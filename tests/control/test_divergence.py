@@ -11,8 +11,8 @@ from tests.control.world import FAST, Machine, boot, check_ledger, deployment
 
 from aimgpu.control import controller as control
 from aimgpu.control.controller import Controller
-from aimgpu.control.divergence import find_diverged, still_diverged
-from aimgpu.control.planning.prepared import revision_of
+from aimgpu.control.plan.prepared import revision_of
+from aimgpu.control.waiting import find_diverged, still_diverged
 from aimgpu.domain import Instance, InstanceState
 
 CHAT = deployment("chat", 10)
@@ -41,7 +41,7 @@ def instance(name: str, replica: int = 0, state: InstanceState = InstanceState.R
         ([instance("a", 1)], True),
         ([instance("a", revision="another")], True),
         ([instance("a", revision=revision_of(CHAT))], False),
-        ([instance("a", state=InstanceState.FAILED)], False),
+        ([instance("a", state=InstanceState.FAILED)], True),
         ([instance("a", state=InstanceState.SLEEPING, revision="another")], False),
         ([instance("a"), instance("b", state=InstanceState.LOADING)], False),
         ([instance("a"), instance("b", state=InstanceState.DRAINING)], False),
@@ -51,6 +51,12 @@ def test_a_deployment_diverges_where_a_replica_is_missing_twice_or_outdated(
     instances: list[Instance], *, diverged: bool
 ) -> None:
     assert bool(find_diverged([CHAT], instances)) is diverged
+
+
+def test_one_that_failed_and_is_tried_again_by_itself_does_not_diverge() -> None:
+    failed = [instance("a", state=InstanceState.FAILED)]
+    assert not find_diverged([CHAT], failed, recorded={"chat"})
+    assert find_diverged([CHAT], failed, recorded={"code"})
 
 
 def test_only_what_did_not_change_between_two_looks_is_placed_again() -> None:

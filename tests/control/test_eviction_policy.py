@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tests.control.world import Machine, boot, check_ledger, deployment, resident
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.planning.steps import StepKind
-from aimgpu.control.sleep.eviction_policy import Resident, choose_evictions, due_to_sleep, eviction_cost
+from aimgpu.control.plan.eviction import Resident, choose_evictions, due_to_sleep, eviction_cost
+from aimgpu.control.plan.steps import StepKind
 from aimgpu.domain import InstanceState, Priority
 
 LEAST = 30.0

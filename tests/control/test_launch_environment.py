@@ -9,7 +9,7 @@ from tests.control.test_resizing import RealDevices
 from tests.control.world import Machine, boot, deployment
 
 from aimgpu.control.dependencies import Dependencies
-from aimgpu.control.runs.launch_environment import make_launch_environment
+from aimgpu.control.instance.launch_environment import make_launch_environment
 from aimgpu.domain import Grant, Instance, Level, Priority
 from aimgpu.isolation.boundaries import EngineFlags
 from aimgpu.isolation.chooser import MechanismChooser
@@ -48,7 +48,7 @@ def test_there_is_a_mask_for_each_gpu(scene: tuple[Dependencies, Instance], tmp_
     """They name the Devices in the order in which it sees them."""
     parts, instance = scene
     chooser = MechanismChooser([EngineFlags()], companions=[CuMasks(tmp_path / "masks.json")])
-    found = make_launch_environment(replace(parts, isolator=chooser), instance)
+    found = make_launch_environment(replace(parts, isolator=chooser), instance, parts.hardware.read_devices())
     assert found.environment["HSA_CU_MASK"] == "0:0-151;1:0-151"
     assert {grant.mechanism for grant in found.grants} == {"engine flag + CU mask"}
 
@@ -60,7 +60,7 @@ def test_there_is_a_region_for_each_gpu_and_none_twice(scene: tuple[Dependencies
     interposer = Interposer(regions, find_library=lambda: Path("/lib.so"), why_not=lambda: None)
     held = replace(parts, isolator=MechanismChooser((interposer, EngineFlags())))
     for _ in range(2):  # and again when it is started again
-        found = make_launch_environment(held, instance)
+        found = make_launch_environment(held, instance, held.hardware.read_devices())
         paths = [str(region_path(regions, grant.partition_id)) for grant in instance.grants]
         assert found.environment["AIMGPU_REGION"].split(":") == paths
     assert {grant.mechanism for grant in found.grants} == {"interposer"}

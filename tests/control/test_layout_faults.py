@@ -106,3 +106,35 @@ def test_nothing_is_placed_on_a_layout_that_is_about_to_go(machine: Machine, con
     (grant,) = controller._dependencies.ledger.grants()
     assert "/cpx-" in grant.partition_id
     check_ledger(machine, controller)
+
+
+def test_a_gpu_is_not_blocked_by_a_change_that_could_not_even_be_looked_at_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(root=tmp_path, gpus=1)
+    controller = boot(machine)
+    controller.apply([deployment("chat", 10)])
+    read = machine.hardware.read_devices
+    broken = threading.Event()
+
+    def read_devices() -> tuple[Device, ...]:
+        if broken.is_set():
+            raise HardwareFailed("the driver does not answer")
+        return read()
+
+    def apply_layout(device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
+        broken.set()
+        raise HardwareFailed(f"{device_id} does not take {layout_name}, with {reload_driver=}")
+
+    monkeypatch.setattr(machine.hardware, "read_devices", read_devices)
+    monkeypatch.setattr(machine.hardware, "apply_layout", apply_layout)
+    with pytest.raises(HardwareFailed):
+        controller.change_layout(GPU, "CPX/NPS1")
+    broken.clear()
+    assert controller._dependencies.ledger.operations() == ()
+    assert not controller._reservations.layouts_change
+    controller.supervise(wait=True)
+    controller.apply([deployment("chat", 10), deployment("late", 10)])
+    assert {one.deployment: one.state for one in controller.instances()} == dict.fromkeys(("chat", "late"), InstanceState.READY)
+    check_ledger(machine, controller, names=["chat", "late"])
+    controller.close()

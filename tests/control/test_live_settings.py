@@ -8,7 +8,7 @@ import pytest
 from tests.control.side_threads import BOUND_SECONDS, SLOW, in_thread, wait_for
 from tests.control.world import Machine, boot, deployment
 
-from aimgpu.control.divergence import find_diverged
+from aimgpu.control.waiting import find_diverged
 from aimgpu.domain import Deployment, InstanceState, Priority, ServiceObjective, Sharing
 from aimgpu.errors import Conflict, UnknownDeployment
 
@@ -23,6 +23,24 @@ def test_sharing_and_promises_change_without_a_restart(tmp_path: Path) -> None:
     assert (after.id, after.process) == (before.id, before.process)
     (wanted,) = controller.deployments()
     assert wanted == changed
+
+
+def test_names_change_without_a_restart_and_belong_to_one_model(tmp_path: Path) -> None:
+    controller = boot(Machine(root=tmp_path, gpus=1))
+    chat, batch = deployment("chat"), deployment("batch")
+    (before,) = controller.apply([chat]).instances
+    named = replace(chat, aliases=("gpt-4o-mini",), default=True)
+    (after,) = controller.apply([named]).instances
+    assert (after.id, after.process) == (before.id, before.process)
+    assert controller.deployments() == (named,)
+    for clashing in (replace(batch, aliases=("gpt-4o-mini",)), replace(batch, default=True), replace(batch, aliases=("chat",))):
+        with pytest.raises(Conflict, match="'chat' and 'batch'"):
+            controller.apply([clashing], dry_run=True)
+        with pytest.raises(Conflict, match="'chat' and 'batch'"):
+            controller.apply([clashing])
+    assert controller.deployments() == (named,)
+    controller.apply([replace(batch, aliases=("gpt-4o-mini",))], prune=True)
+    assert [one.name for one in controller.deployments()] == ["batch"]
 
 
 def pinned(item: Deployment) -> Deployment:

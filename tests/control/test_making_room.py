@@ -35,7 +35,11 @@ def test_equal_priority_never_gives_way(machine: Machine, controller: Controller
     controller.apply([deployment("a", 150), deployment("b", 150)])
     before = controller.instances()
     outcome = controller.apply([deployment("c", 150)], make_room=True)
-    assert outcome.plan.refusals
+    [refusal] = outcome.plan.refusals
+    assert (
+        "only models of lower priority than medium are stopped for it, and these are not: a (medium), b (medium)"
+        in refusal.summary
+    )
     assert controller.instances() == before
     check_ledger(machine, controller, names=["a", "b"])
 
@@ -51,6 +55,23 @@ def test_moving_frees_a_whole_device(machine: Machine, controller: Controller) -
     assert not outcome.plan.refusals
     assert set(states(controller).values()) == {InstanceState.READY}
     check_ledger(machine, controller)
+
+
+def test_a_copy_of_an_earlier_revision_is_not_moved(machine: Machine, controller: Controller) -> None:
+    """What would start in its place is of another size than the room that it has."""
+    controller.apply([deployment("a", 100), deployment("b", 100)])
+    controller.apply([deployment("small", 20)])
+    (stale,) = (one for one in controller.instances() if one.deployment == "small")
+    controller.release(["a"])
+    controller.apply([deployment("c", 20)])
+    ledger = controller._dependencies.ledger
+    ledger.want(deployment("small", 30))  # as while it is being replaced
+    plan = controller.apply([deployment("whole", 150, want=Whole())], make_room=True, dry_run=True).plan
+    ended = [getattr(step, "instance_id", None) for step in plan.steps]
+    assert stale.id not in ended
+    ledger.want(deployment("small", 20))
+    plan = controller.apply([deployment("whole", 150, want=Whole())], make_room=True, dry_run=True).plan
+    assert len(plan.steps) > 1, "as it is now, others are moved"
 
 
 def test_a_layout_is_changed_where_that_makes_room(machine: Machine, controller: Controller) -> None:

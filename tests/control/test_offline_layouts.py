@@ -5,17 +5,18 @@ from dataclasses import replace
 import pytest
 from tests.control.faults import FailingHardware, Faults
 from tests.control.world import Machine, boot, check_ledger, deployment
+from tests.products import divided_products
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.offline_layout import change_layout_offline
-from aimgpu.control.planning.layout_names import find_layout
 from aimgpu.domain import Device, DeviceUsage, ForeignProcess
+from aimgpu.domain.layouts import find_layout
 from aimgpu.errors import DriverReloadNeeded, HardwareFailed, LayoutNotApplied, PartitionBusy, UnknownDevice, UnknownLayout
-from aimgpu.hardware.simulated import SimulatedHardware, known_products
+from aimgpu.hardware.simulated import SimulatedHardware
 
 GPU = "sim-mi300x-0"
-PRODUCTS = [product.name for product in known_products()]
+PRODUCTS = [product.name for product in divided_products()]
 
 
 class OtherThanAsked(SimulatedHardware):

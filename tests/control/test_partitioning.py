@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from aimgpu.control.planning.layout_names import find_layout
-from aimgpu.control.planning.layout_plan import Occupants, find_layout_change
+from aimgpu.control.plan.layout import Occupants, find_layout_change
 from aimgpu.domain import Ask, Auto, DeviceUsage, ForeignProcess, Grant, Level, Priority
+from aimgpu.domain.layouts import find_layout
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.placement import DeviceState, NodeState, Snapshot
 from aimgpu.units import GIB

@@ -6,11 +6,13 @@ import pytest
 from tests.control.world import FAST, Machine, boot, check_ledger, deployment
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.planning.layout_plan import find_layout_change
-from aimgpu.control.reconcile import RepairKind
-from aimgpu.control.restarts import Restarts
-from aimgpu.domain import Grant, InstanceState
-from aimgpu.errors import PartitionBusy, UnknownDevice, UnknownLayout
+from aimgpu.control.events import ignore
+from aimgpu.control.instance import recorder
+from aimgpu.control.plan.layout import find_layout_change
+from aimgpu.control.plan.prepared import revision_of
+from aimgpu.control.repairs import RepairKind, decide_repairs
+from aimgpu.domain import Grant, Instance, InstanceState, Level, Priority, ProcessIdentity
+from aimgpu.errors import EngineFailed, HardwareFailed, PartitionBusy, UnknownDevice, UnknownLayout
 from aimgpu.units import GIB
 
 
@@ -48,7 +50,7 @@ class KilledError(BaseException):
 def test_one_that_was_found_dead_in_the_moment_the_daemon_died_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise KilledError
 
     machine = Machine(root=tmp_path)
@@ -56,10 +58,10 @@ def test_one_that_was_found_dead_in_the_moment_the_daemon_died_is_started_again(
     first.apply([deployment("chat")])
     machine.processes[0].alive = False
     with monkeypatch.context() as patch:
-        patch.setattr(Restarts, "note_failure", die)
+        patch.setattr(recorder, "note_failed", die)
         with pytest.raises(KilledError):
             first.supervise()
-    assert [instance.state for instance in first.instances()] == [InstanceState.FAILED]
+    assert [instance.state for instance in first.instances()] == [InstanceState.READY], "both are written, or neither"
     first.close()
     second = boot(machine)
     second.reconcile()
@@ -192,3 +194,172 @@ def test_one_that_dies_while_it_is_taken_over_is_started_again(tmp_path: Path) -
     assert [instance.state.value for instance in second.instances()] == ["ready"]
     check_ledger(machine, second, names=["chat"])
     second.close()
+
+
+def folders(machine: Machine) -> set[str]:
+    return {folder.name for folder in (machine.root / "runs").iterdir()}
+
+
+def test_no_run_folder_outlives_its_instance_at_a_release_or_a_start(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    first = boot(machine)
+    first.apply([deployment("chat"), deployment("code")])
+    left = tmp_path / "runs" / "gone-0-abc"  # by a daemon that was killed between two steps of a release
+    foreign = tmp_path / "runs" / "notes"
+    for folder, name in ((left, "api-key"), (foreign, "mine.txt")):
+        folder.mkdir()
+        (folder / name).write_text("secret")
+    first.release(["code"])
+    (chat,) = first.instances()
+    assert folders(machine) == {chat.id, "notes"}
+    first.close()
+    left.mkdir()
+    (left / "instance.json").write_text("{}")
+    second = boot(machine)
+    second.reconcile()
+    assert folders(machine) == {chat.id, "notes"}
+    second.release(final=True)
+    assert folders(machine) == {"notes"}
+    second.close()
+
+
+def test_the_process_of_a_killed_daemon_has_its_owner_before_anything_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(root=tmp_path)
+    first = boot(machine)
+    first.apply([deployment("chat")])
+    (chat,) = first.instances()
+    first._dependencies.ledger.update(replace(chat, process=None, state=InstanceState.LOADING))  # killed before it was noted
+    first.close()
+    second = boot(machine)
+    monkeypatch.setattr(second._lifecycle, "adopt", lambda instance, *_: instance)  # which takes as long as the model loads
+    second.reconcile(wait=False)
+    assert [one.process for one in second.instances()] == [machine.processes[0].identity]
+    second.close()
+
+
+def test_of_two_revisions_that_run_after_a_crash_the_earlier_one_is_released() -> None:
+    wanted = deployment("chat")
+    before, after = (
+        Instance(
+            id=name,
+            deployment="chat",
+            replica=0,
+            model="10gib",
+            engine="llamacpp",
+            launcher="process",
+            state=InstanceState.READY,
+            revision=revision,
+            process=ProcessIdentity(pid=pid, start_ticks=pid, boot_id="boot"),
+            grants=(slot_grant(name),),
+        )
+        for pid, (name, revision) in enumerate([("old", "earlier"), ("new", revision_of(wanted))], 1)
+    )
+    alive = {one.id: one.process for one in (before, after) if one.process is not None}
+    found = decide_repairs([before, after], {"chat": wanted}, alive, {"gpu/spx-0"})
+    assert {repair.instance_id: repair.kind for repair in found} == {"old": RepairKind.RELEASE, "new": RepairKind.ADOPT}
+
+
+def slot_grant(owner: str) -> Grant:
+    return Grant(
+        id=f"{owner}/0",
+        instance_id=owner,
+        deployment="chat",
+        node="here",
+        device_id="gpu",
+        partition_id="gpu/spx-0",
+        memory_bytes=GIB,
+        compute_ppm=None,
+        priority=Priority.MEDIUM,
+        level=Level.NONE,
+    )
+
+
+def test_an_engine_that_did_not_wake_is_ended_before_its_successor_starts(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    controller = boot(machine)
+    controller.apply([deployment("chat", keep_seconds=60, engine="sleeper")])
+    assert controller.sleep("chat")
+    machine.processes[0].behaviour = "cannot-wake"
+    assert not controller.wake("chat").failed
+    assert [process.alive for process in machine.processes] == [False, True]
+    check_ledger(machine, controller, names=["chat"])
+    controller.close()
+
+
+def fail(*_: object, **__: object) -> None:
+    raise HardwareFailed("the driver does not answer")
+
+
+def test_what_runs_is_taken_over_and_what_was_open_is_closed_though_no_gpu_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(root=tmp_path)
+    first = boot(machine)
+    before = first.apply([deployment("chat"), deployment("code")]).instances
+    first._dependencies.ledger.begin("apply", {})
+    first.close()
+    second = boot(machine)
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.hardware, "read_devices", fail)
+        repairs = second.reconcile()
+    assert {repair.kind for repair in repairs} == {RepairKind.ADOPT}
+    assert second.instances() == before
+    assert second._dependencies.ledger.operations() == ()
+    second.close()
+
+
+def test_a_process_that_does_not_end_holds_up_no_other_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(root=tmp_path)
+    first = boot(machine)
+    first.apply([deployment("chat"), deployment("code"), deployment("left")])
+    first._dependencies.ledger.unwant("left")
+    first.close()
+    next(one for one in machine.processes if one.instance_id.startswith("chat-")).alive = False
+    second = boot(machine)
+    launcher = second._dependencies.launchers["process"]
+    stop = launcher.stop
+
+    def stop_others(process: ProcessIdentity, *, grace_seconds: float) -> None:
+        if any(one.identity == process and one.instance_id.startswith("left-") for one in machine.processes):
+            raise EngineFailed("it could not be stopped")
+        stop(process, grace_seconds=grace_seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher, "stop", stop_others)
+        second.reconcile()
+    assert {one.deployment: one.state.value for one in second.instances()} == {
+        "chat": "ready",
+        "code": "ready",
+        "left": "draining",
+    }
+    second.supervise(wait=True)
+    assert {one.deployment for one in second.instances()} == {"chat", "code"}
+    check_ledger(machine, second, names=["chat", "code"])
+    second.close()
+
+
+def test_one_that_was_released_while_it_was_to_be_taken_over_stays_gone(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    controller = boot(machine)
+    (instance,) = controller.apply([deployment("chat")]).instances
+    process = instance.process
+    assert process is not None
+    controller.release(["chat"])
+    assert controller._lifecycle.adopt(instance, process, ignore).state is InstanceState.ABSENT
+    assert controller.instances() == ()
+    controller.close()
+
+
+def test_a_copy_that_failed_beside_the_one_that_replaced_it_is_removed(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    controller = boot(machine)
+    (ready,) = controller.apply([deployment("chat")]).instances
+    stale = replace(ready, id="chat-0-stale", state=InstanceState.QUEUED, process=None, grants=())
+    ledger = controller._dependencies.ledger
+    ledger.charge(stale, capacity={})
+    ledger.update(replace(stale, state=InstanceState.FAILED))
+    controller.apply([deployment("chat")])
+    assert controller.instances() == (ready,)
+    controller.close()

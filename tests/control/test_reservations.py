@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from aimgpu.control.operations.reservations import Reservations
+from aimgpu.control.reservations import Reservations
 from aimgpu.domain import Grant, Level, Priority
 from aimgpu.errors import Conflict
 from aimgpu.hardware.simulated import SimulatedHardware
@@ -104,7 +104,7 @@ def test_chains_of_one_operation_are_dropped_one_by_one() -> None:
 def test_a_gpu_whose_layout_changes_is_not_there_for_others() -> None:
     reservations = Reservations()
     assert not reservations.layouts_change
-    reservations.block((1, 0), [PARTITIONS[0].id])
+    reservations.block((1, 0), [PARTITIONS[0].id], [DEVICES[0].id])
     assert reservations.layouts_change
     assert reservations.holds([PARTITIONS[0].id])
     assert not reservations.holds([PARTITIONS[1].id])
@@ -117,7 +117,7 @@ def test_a_gpu_whose_layout_changes_is_not_there_for_others() -> None:
 def test_those_who_wait_for_a_layout_go_on_when_it_settles() -> None:
     reservations = Reservations()
     reservations.wait_for_layouts(60.0)  # nothing changes: at once
-    reservations.block((1, 0), [PARTITIONS[0].id])
+    reservations.block((1, 0), [PARTITIONS[0].id], [DEVICES[0].id])
     waiting = threading.Thread(target=reservations.wait_for_layouts, args=(60.0,))
     waiting.start()
     while waiting.is_alive():

@@ -10,8 +10,9 @@ from tests.control.world import FAST, Machine, boot, check_ledger, deployment, s
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Timing, read_timing
+from aimgpu.control.effects import REAL
 from aimgpu.control.events import Event, EventKind
-from aimgpu.control.retry import after_failure, after_refusal, describe_retry, is_due, is_stale
+from aimgpu.control.waiting import after_failure, after_refusal, describe_retry, is_due, is_stale
 from aimgpu.daemon.status import Addresses, describe_status
 from aimgpu.domain import InstanceState
 from aimgpu.errors import InvalidInput
@@ -113,7 +114,8 @@ def test_one_that_failed_at_the_first_request_waits_for_another(machine: Machine
     machine.behaviours["chat"] = "dies"
     assert controller.apply([deployment("chat")]).failed
     controller.supervise(wait=True)
-    assert controller.waiting() == ()
+    (gave_up,) = controller.waiting()
+    assert (gave_up.exhausted, describe_retry(gave_up, 0)) == (True, f"gave up: {gave_up.reason}")
     assert len(machine.processes) == 1
 
 
@@ -194,7 +196,8 @@ def test_a_death_right_after_a_restart_is_not_forgotten(machine: Machine, contro
 
     def kill(event: Event) -> None:
         if event.kind is EventKind.STATE and event.data["state"] == "ready":
-            controller._restarts.note_failure("chat", "died again")
+            again = Retry(deployment="chat", reason="died again", failures=2, last_failure_ms=REAL.wall_ms(), retry_at_ms=0)
+            controller._dependencies.ledger.keep_retry(again)
 
     controller.supervise(emit=kill, wait=True)
     assert [retry.reason for retry in controller.waiting()] == ["died again"]

@@ -7,7 +7,7 @@ import pytest
 from tests.control.world import FAST, Machine, boot, check_ledger, deployment
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.planning.steps import StepKind
+from aimgpu.control.plan.steps import StepKind
 from aimgpu.domain import Device, InstanceState, PartitionKind, Priority
 from aimgpu.errors import HardwareFailed, LayoutNotApplied
 from aimgpu.hardware.simulated import SimulatedHardware

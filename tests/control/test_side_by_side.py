@@ -1,19 +1,20 @@
 """Nothing is locked while an engine loads or drains: other models, `ps` and `down` go on; replicas are replaced one by one."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.control.side_threads import SLOW, in_thread, wait_for
+from tests.control.side_threads import BOUND_SECONDS, SLOW, in_thread, wait_for
 from tests.control.world import Machine, boot, check_ledger, deployment, resident, status_sources
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import Event, EventKind
-from aimgpu.control.planning.steps import StepKind
+from aimgpu.control.plan.steps import StepKind
 from aimgpu.daemon.status import Addresses, describe_status
-from aimgpu.domain import Deployment, InstanceState, Priority
-from aimgpu.errors import EngineFailed
+from aimgpu.domain import Deployment, Device, InstanceState, Priority
+from aimgpu.errors import AimGpuError, EngineFailed
 
 HERE = Addresses(version="1", pid=1, url="http://127.0.0.1:1")
 
@@ -49,6 +50,59 @@ def test_fifty_models_that_hang_while_loading_hold_nothing_up(tmp_path: Path) ->
     assert not hanging.is_alive()
     check_ledger(machine, controller, names=[])
     controller.close()
+
+
+def test_everything_is_released_while_a_driver_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"hangs{number}" for number in range(50)]
+    machine = Machine(root=tmp_path, behaviours=dict.fromkeys(names, "never"))
+    controller = boot(machine, timing=SLOW)
+    controller.apply([deployment("chat", 1)])
+    loading = in_thread(lambda: controller.apply([deployment(name, 1) for name in names]))
+    wait_for(lambda: list(states(controller).values()).count("loading") == 50)
+    answer, asked = threading.Event(), threading.Semaphore(0)
+    read = machine.hardware.read_devices
+
+    def hang() -> tuple[Device, ...]:
+        asked.release()
+        answer.wait(BOUND_SECONDS)
+        return read()
+
+    monkeypatch.setattr(machine.hardware, "read_devices", hang)
+    ended: list[str] = []
+    others = [
+        in_thread(lambda: refusal_of(lambda: controller.wake("chat"))),
+        in_thread(lambda: ended.append(refusal_of(lambda: controller.apply([deployment("late", 1)])))),
+    ]
+    for _ in range(2):
+        assert asked.acquire(timeout=BOUND_SECONDS)
+    controller.release(final=True)
+    assert not machine.live()
+    assert controller.instances() == ()
+    assert ended == [], "the driver has not answered yet"
+    answer.set()
+    for thread in [loading, *others]:
+        thread.join(BOUND_SECONDS)
+        assert not thread.is_alive()
+    assert len(ended) == 1
+    assert "stopping" in ended[0]
+    check_ledger(machine, controller, names=[])
+    controller.close()
+
+
+def test_one_that_needs_what_a_smaller_copy_of_another_gives_back_waits_for_it(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path, gpus=1)
+    controller = boot(machine)
+    controller.apply([deployment("chat", 150)])
+    result = controller.apply([deployment("chat", 100), deployment("late", 60)])
+    assert {one.deployment: one.state.value for one in result.instances} == {"chat": "ready", "late": "ready"}
+    check_ledger(machine, controller, names=["chat", "late"])
+    controller.close()
+
+
+def refusal_of(call: Callable[[], object]) -> str:
+    with pytest.raises(AimGpuError) as caught:
+        call()
+    return caught.value.message
 
 
 def test_a_drain_that_takes_long_holds_up_neither_others_nor_an_idle_model_of_the_same_change(tmp_path: Path) -> None:
@@ -249,4 +303,24 @@ def test_a_layout_is_not_changed_for_one_while_another_waits_for_room_on_it(tmp_
     assert planned.is_set()
     assert states(controller)["urgent"] == "ready"
     check_ledger(machine, controller)
+    controller.close()
+
+
+def test_a_replica_that_slept_for_want_of_room_wakes_also_while_something_else_loads(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path, gpus=1)
+    controller = boot(machine, timing=SLOW)
+    controller.apply([deployment("pair", 80, replicas=2, keep_seconds=60)])
+    controller.sleep("pair")
+    controller.apply([deployment("other", 80)])
+    controller.wake("pair")
+    assert sorted(one.state.value for one in controller.instances()) == ["ready", "ready", "sleeping"]
+    controller.release(["other"])
+    machine.behaviours["hangs"] = "never"
+    loading = in_thread(lambda: controller.apply([deployment("hangs", 1)]))
+    wait_for(lambda: states(controller).get("hangs") == "loading")
+    controller.supervise(wait=True)
+    assert [one.state.value for one in controller.instances() if one.deployment == "pair"] == ["ready", "ready"]
+    controller.release(["hangs"])
+    loading.join(BOUND_SECONDS)
+    check_ledger(machine, controller, names=["pair"])
     controller.close()

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from aimgpu.control.changes import ChangeCounter
-from aimgpu.control.operations.threads import Background, side_by_side
-from aimgpu.control.operations.turns import PlanningTurn
-from aimgpu.control.runs.cancellable import Cancelled, call_cancellable
-from aimgpu.control.runs.liveness import Liveness
+from aimgpu.control.instance.cancellable import Cancelled, call_cancellable
+from aimgpu.control.instance.liveness import Liveness
 from aimgpu.control.statistics import Statistics
+from aimgpu.control.threads import Background, side_by_side
+from aimgpu.control.waiting import PlanningTurn
 from aimgpu.domain import DeviceReason, Refusal
 
 

@@ -8,8 +8,8 @@ from tests.control.world import Machine, boot, check_ledger, deployment, residen
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies
-from aimgpu.control.planning.steps import StepKind
-from aimgpu.control.sleep.grants import sleep_footprint_of
+from aimgpu.control.plan.asleep import sleep_footprint_of
+from aimgpu.control.plan.steps import StepKind
 from aimgpu.domain import (
     Deployment,
     Device,

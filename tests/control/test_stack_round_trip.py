@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.control.test_stack_text import deployments
 from tests.examples import examples
 
+from aimgpu.control.stack.overrides import unmask
 from aimgpu.control.stack.stack_file import GpuChoice, parse_stack
 from aimgpu.control.stack.stack_text import write_fields, write_stack
 from aimgpu.domain import (
@@ -22,6 +23,7 @@ from aimgpu.domain import (
     Priority,
     SecretKind,
     SecretSource,
+    ServerProgram,
     ServiceObjective,
     Sharing,
     Spread,
@@ -56,8 +58,22 @@ def plain(name: str = "chat") -> Deployment:
 
 
 def read_back(one: Deployment) -> Deployment:
-    (found,) = parse_stack(write_stack([one])).deployments
+    """Values of variables are masked in what is written, and come from what is deployed."""
+    (found,) = unmask(parse_stack(write_stack([one])).deployments, [one])
     return found
+
+
+@pytest.mark.parametrize("argv", [("run", "--port={port}", "a b"), ("a b{port}",)])
+def test_a_server_of_the_users_own_survives(argv: tuple[str, ...]) -> None:
+    server = ServerProgram(argv=argv, directory="/srv", health="/ready", models=("a", "b"), ready_seconds=90)
+    want = replace(plain().ask, want=Memory(memory_bytes=GIB))
+    one = replace(plain(), engine="command", ask=want, overrides=EngineOverrides(server=server))
+    assert read_back(one) == one
+
+
+def test_other_names_and_the_default_survive() -> None:
+    one = replace(plain(), aliases=("gpt-4o-mini", "qwen3:8b"), default=True)
+    assert read_back(one) == one
 
 
 @settings(max_examples=examples(20))
@@ -111,7 +127,7 @@ def test_a_resized_model_is_written_with_the_share_that_it_has_now(size: int, wa
 @settings(max_examples=examples(20))
 @given(st.lists(deployments(), max_size=4, unique_by=lambda one: one.name))
 def test_stacks_of_several_models_keep_their_order(several: list[Deployment]) -> None:
-    found = parse_stack(write_stack(several)).deployments
+    found = unmask(parse_stack(write_stack(several)).deployments, several)
     assert list(found) == several
 
 
@@ -142,6 +158,8 @@ def test_no_setting_of_a_deployment_is_forgotten_by_the_writer() -> None:
             sleeps_in_place=False,
             launcher="docker",
             sharing=Sharing.FAIR,
+            aliases=("gpt-4o",),
+            default=True,
         )
     )
     written_as = {

@@ -1,6 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aimgpu.control.stack.overrides import unmask
 from aimgpu.control.stack.stack_file import parse_stack
 from aimgpu.control.stack.stack_text import write_stack
 from aimgpu.domain import (
@@ -76,6 +77,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
         context_tokens=draw(st.none() | st.integers(1, 100_000)),
         concurrency=draw(st.none() | _counts),
         objective=draw(_objectives),
+        aliases=draw(st.sampled_from([(), (f"also/{name}", f"{name}:8b")])),
         replicas=draw(_counts),
         keep_seconds=draw(st.none() | st.integers(1, 10**6)),
         sleeps_in_place=draw(st.booleans()),
@@ -87,5 +89,5 @@ def deployments(draw: st.DrawFn) -> Deployment:
 
 @given(deployments())
 def test_a_stack_that_was_written_reads_back_as_the_same_deployment(deployment: Deployment) -> None:
-    (found,) = parse_stack(write_stack([deployment])).deployments
+    (found,) = unmask(parse_stack(write_stack([deployment])).deployments, [deployment])
     assert found == deployment

@@ -52,8 +52,19 @@ CORES = Kind(["0", "-1", "many", "1.2345", "500mm", "1e3"], ["For example"])
 WORD = Kind(["'a b'", "../x", "'-x'", "ä", "x" * 200], ["For example: "])
 NAMES = Kind(["'a b'", "['a b']", "[[a]]", "[{a: b}]", "''", "ä", "x" * 200], ["For example: "])
 FLAG = choice("true", "false")
+ALIASES = Kind(["'a b'", "['a b']", "ä", "'-x'", "x" * 200], ["Use up to 128 letters"])
+OWN = "\n    engine: command\n    gpu: {{memory: 1GiB}}"  # beside the key of a server of the user's own
+RUN = f"{OWN}\n    command: run {{{{port}}}}"
+ANY = Kind([], [])
 # One key with the text in front of it, and what it takes. {} stands for the value, on line 4.
 KEYS: dict[str, tuple[str, Kind]] = {
+    "aliases": ("aliases: {}", ALIASES),
+    "default": ("default: {}", FLAG),
+    "command": (f"command: {{}}{OWN}", ANY),
+    "directory": (f"directory: {{}}{RUN}", ANY),
+    "health": (f"health: {{}}{RUN}", Kind(["ready", "'/a b'", "/ä"], ["health: /health"])),
+    "models": (f"models: {{}}{RUN}", ANY),
+    "ready_timeout": (f"ready_timeout: {{}}{RUN}", TIME),
     "engine": ("engine: {}", choice(*ENGINES)),
     "precision": ("precision: {}", WORD),
     "context": ("context: {}", number(100_000_000)),
@@ -75,8 +86,6 @@ KEYS: dict[str, tuple[str, Kind]] = {
     "gpu compute": ("gpu: {{compute: {}}}", PART),
     "products": ("place: {{products: {}}}", NAMES),
     "not_products": ("place: {{not_products: {}}}", NAMES),
-    "parts": ("place: {{parts: {}}}", NAMES),
-    "not_parts": ("place: {{not_parts: {}}}", NAMES),
     "vendor": ("place: {{vendor: {}}}", choice(*Vendor)),
     "not_vendor": ("place: {{not_vendor: {}}}", choice(*Vendor)),
     "spread": ("place: {{spread: {}}}", FLAG),
@@ -98,6 +107,7 @@ MAPPINGS = {
     "host": "host",
     "slo": "slo",
     "args": "args",
+    "adapters": "adapters",
     "env": "env",
     "classes": "slo: {classes",
 }
@@ -165,8 +175,6 @@ def test_the_table_has_every_key_that_the_parser_reads() -> None:
 @pytest.mark.parametrize(
     ("line", "message", "hint"),
     [
-        ("place: {products: MI300X, parts: MI210}", "'parts' is the old name of 'products'", "Keep 'products'"),
-        ("place: {not_products: MI300X, not_parts: MI210}", "'not_parts' is the old name", "Keep 'not_products'"),
         ("args: {max_model_len: 5, max-model-len: 6}", "'max-model-len' is here twice", "Keep one"),
         ("args: {--seed: 5, seed: 6}", "'seed' is here twice", "Keep one"),
         ("args: {'a b': 1}", "'a b' cannot be a flag", "enable-prefix-caching"),

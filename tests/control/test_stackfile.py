@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from aimgpu.cli.stack_source import read_source
 from aimgpu.control.stack.stack_file import GpuChoice, Stack, parse_stack
+from aimgpu.control.stack.stack_text import write_stack
 from aimgpu.domain import (
     Auto,
     ByClass,
@@ -18,11 +19,13 @@ from aimgpu.domain import (
     PartitionKind,
     Priority,
     QueueSettings,
+    ServerProgram,
     ServiceObjective,
     Sharing,
     Spread,
     Whole,
 )
+from aimgpu.engines.command.presets import PRESETS
 from aimgpu.errors import InvalidStackFile
 from aimgpu.units import GIB
 
@@ -48,6 +51,17 @@ models:
 """
 
 
+def test_a_stack_may_ask_for_software_gpus() -> None:
+    choice = parse_stack("gpus: {software: MI300X, count: 2}\nmodels:\n  chat:\n    model: m\n").gpus
+    assert (choice.simulated, choice.count, choice.software) == ("MI300X", 2, True)
+
+
+def test_simulated_and_software_exclude_each_other() -> None:
+    message, hint = complaint("gpus: {software: MI300X, simulated: MI300X}\nmodels:\n  chat:\n    model: m\n")
+    assert "both 'simulated' and 'software'" in message
+    assert "simulated: MI300X" in hint
+
+
 def one(fields: str) -> Stack:
     return parse_stack(f"models:\n  chat:\n    model: m\n{fields}")
 
@@ -56,6 +70,33 @@ def complaint(text: str) -> tuple[str, str]:
     with pytest.raises(InvalidStackFile) as caught:
         parse_stack(text)
     return caught.value.message, caught.value.hint or ""
+
+
+def test_a_model_has_other_names_and_may_be_the_default() -> None:
+    (chat,) = one("    aliases: [gpt-4o-mini, 'qwen3:8b', 'llama3:latest']\n    default: true\n").deployments
+    assert (chat.aliases, chat.default) == (("gpt-4o-mini", "qwen3:8b", "llama3"), True)
+    assert one("    aliases: gpt-4o\n").deployments[0].aliases == ("gpt-4o",)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ("aliases: [b]", "", "'b' is a name of both 'a' and 'b'"),
+        ("aliases: [x]", "aliases: ['x:latest']", "'x' is a name of both 'a' and 'b'"),
+        ("", "aliases: ['a:latest']", "'a' is a name of both 'a' and 'b'"),
+        ("default: true", "default: true", "both 'a' and 'b' have `default: true`"),
+    ],
+)
+def test_two_models_share_no_name(first: str, second: str, shown: str) -> None:
+    message, _ = complaint(f"models:\n  a:\n    model: m\n    {first}\n  b:\n    model: m\n    {second}\n")
+    assert shown in message
+    assert "line 5" in message
+
+
+@pytest.mark.parametrize("alias", ["chat", "'chat:latest'", "[x, 'x:latest']", "'a b'", "'-a'", "[]", f"{'x' * 129}"])
+def test_an_alias_that_says_nothing_new_or_is_no_name_is_refused(alias: str) -> None:
+    with pytest.raises(InvalidStackFile):
+        one(f"    aliases: {alias}\n")
 
 
 def test_every_key_of_the_format_is_read() -> None:
@@ -313,7 +354,7 @@ def test_a_name_that_cannot_be_is_told_on_its_own_line() -> None:
 
 
 def test_where_a_model_may_run_is_read() -> None:
-    place = "{parts: [MI300X, MI325X], not_parts: MI210, vendor: amd, not_vendor: nvidia, spread: true, with: embed, "
+    place = "{products: [MI300X, MI325X], not_products: MI210, vendor: amd, not_vendor: nvidia, spread: true, with: embed, "
     place += "not_with: [batch], partition: sim-mi300x-0/cpx-3, pinned: true}"
     ask = one(f"    place: {place}\n    host: {{cpu: 0.5, memory: 16GiB}}\n").deployments[0].ask
     assert (ask.products, ask.refused_products) == (frozenset({"MI300X", "MI325X"}), frozenset({"MI210"}))
@@ -338,7 +379,7 @@ def test_a_share_may_be_wanted_of_several_gpus() -> None:
         ("host: {}", "'host' is empty"),
         ("place: {part: MI300X}", "unknown key 'part'"),
         ("place: {products: []}", "'products' is an empty list"),
-        ("place: {parts: [[MI300X]]}", "'parts' must be one value"),
+        ("place: {products: [[MI300X]]}", "'products' must be one value"),
         ("place: {with: 'a b'}", "'with' cannot be 'a b'"),
         ("place: {vendor: intel}", "'vendor' cannot be 'intel'"),
         ("place: {pinned: maybe}", "'pinned' cannot be 'maybe'"),
@@ -387,3 +428,83 @@ def test_a_wrong_bound_names_its_line_and_key(line: str, message: str) -> None:
     assert "line 1" in found
     assert message in found
     assert hint
+
+
+OWN = "models:\n  own:\n    engine: command\n"
+
+
+def test_a_server_of_the_users_own_is_read(tmp_path: Path) -> None:
+    text = OWN + "    command: python server.py --port {port} --json '{\"a\":1}'\n    directory: ./server\n    health: /ready\n"
+    text += "    models: [a, b]\n    ready_timeout: 5m\n    gpu: {fraction: 0.5}\n"
+    (own,) = parse_stack(text, base_directory=tmp_path).deployments
+    assert own.model == "own"
+    assert own.overrides.server == ServerProgram(
+        argv=("python", "server.py", "--port", "{port}", "--json", '{"a":1}'),
+        directory=str(tmp_path / "server"),
+        health="/ready",
+        models=("a", "b"),
+        ready_seconds=300,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ("gpu: {memory: 1GiB}", "needs the command"),
+        ("command: run {port}", "nobody can size"),
+        ("command: run {port}\n    gpu: auto", "nobody can size"),
+        ("command: run {prot}\n    gpu: {memory: 1GiB}", "unknown placeholder {prot}"),
+        ("command: run\n    gpu: {memory: 1GiB}", "where the port goes"),
+        ('command: "run \'{port}"\n    gpu: {memory: 1GiB}', "cannot be split"),
+        ("command: run {port}\n    args: {a: 1}\n    gpu: {memory: 1GiB}", "'args' beside 'command'"),
+        ("command: run {port}\n    health: ready\n    gpu: {memory: 1GiB}", "'health' cannot be"),
+        ("command: run {port}\n    models: [a, a]\n    gpu: {memory: 1GiB}", "'models' has a name twice"),
+        ("command: run {port}\n    ready_timeout: 500ms\n    gpu: {memory: 1GiB}", "whole seconds"),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_refused(fields: str, shown: str) -> None:
+    message, _ = complaint(f"{OWN}    {fields}\n")
+    assert shown in message
+
+
+def test_a_preset_is_a_command_with_the_users_flags_last(tmp_path: Path) -> None:
+    text = "models:\n  chat:\n    engine: sglang\n    model: org/m\n    gpu: {fraction: 0.5}\n"
+    text += "    args: {tp-size: 2, mem_fraction_static: '0.7'}\n    env: {A: b}\n"
+    (chat,) = parse_stack(text, base_directory=tmp_path).deployments
+    server = chat.overrides.server
+    assert (chat.engine, chat.overrides.arguments, chat.overrides.environment) == ("command", (), (("A", "b"),))
+    assert server is not None
+    assert server.argv[:4] == ("sglang", "serve", "--model-path", "{model}")
+    assert server.argv[-6:] == ("--mem-fraction-static", "{memory_fraction}", "--tp-size", "2", "--mem-fraction-static", "0.7")
+    assert (server.health, server.models, server.ready_seconds) == ("/health", (), 1200)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_read_back_as_the_same_command(name: str, tmp_path: Path) -> None:
+    text = f"models: {{a: {{engine: {name}, model: org/m, ready_timeout: 90s, gpu: {{memory: 1GiB}}}}}}"
+    read = parse_stack(text, base_directory=tmp_path).deployments
+    assert read[0].overrides.server is not None
+    assert read[0].overrides.server.ready_seconds == 90
+    assert parse_stack(write_stack(read)).deployments == read
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ("gpu: {memory: 1GiB}", "a preset needs the model"),
+        ("model: m", "nobody can size"),
+        ("model: m\n    gpu: {memory: 1GiB}\n    command: run {port}", "'command' beside a preset"),
+        ("model: m\n    gpu: {memory: 1GiB}\n    args: {port: 1}", "the preset sets --port itself"),
+        ("model: m\n    gpu: {memory: 1GiB}\n    adapters: {a: ./x}", "'adapters' beside 'engine: tei'"),
+    ],
+)
+def test_a_preset_that_cannot_be_started_is_refused(fields: str, shown: str) -> None:
+    message, hint = complaint(f"models:\n  own:\n    engine: tei\n    {fields}\n")
+    assert shown in message
+    assert hint
+
+
+def test_keys_of_a_command_are_refused_beside_another_engine() -> None:
+    message, hint = complaint("models:\n  a:\n    model: m\n    ready_timeout: 5m\n")
+    assert "'ready_timeout' is for a server of your own" in message
+    assert "engine: command" in hint

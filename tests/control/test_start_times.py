@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.control.world import Machine, boot, deployment
 
-from aimgpu.control.runs.start_times import expected_seconds, note_start
+from aimgpu.control.instance.start_times import expected_seconds, note_start
 from aimgpu.domain import Instance, InstanceState
 
 CHAT = Instance(

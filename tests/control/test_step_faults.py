@@ -96,7 +96,7 @@ def effects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     found = {}
     for number, (name, scenario) in enumerate(SCENARIOS.items()):
         faults = Faults()
-        with world_of(scenario, tmp_path_factory.getbasetemp() / f"whole-{number}", faults) as (_, controller):
+        with world_of(scenario, tmp_path_factory.mktemp("whole") / str(number), faults) as (_, controller):
             scenario.act(controller)
         found[name] = faults.sites
     return found

@@ -1,10 +1,15 @@
 """Engines that measure free memory while they start take turns on a Device."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.control.world import FakeEngine, Machine, boot, deployment
 
 from aimgpu.control.dependencies import Timing
+from aimgpu.control.placing import PlaceRequest
+from aimgpu.control.plan.preparation import prepare
+from aimgpu.control.reservations import DeploymentClaim, Reservations
 from aimgpu.engines.protocols import Health, HealthState
 from aimgpu.hardware.visible_devices import join_environment
 
@@ -44,4 +49,54 @@ def test_they_start_one_after_the_other(tmp_path: Path) -> None:
     assert [instance.state.value for instance in outcome.instances] == ["ready"] * 3
     assert len({grant.device_id for instance in outcome.instances for grant in instance.grants}) == 1
     assert max(engine.together) == 1
+    controller.close()
+
+
+class EndsWhenWaitedFor:
+    """The flag of a claim that another operation holds until somebody waits for it."""
+
+    def __init__(self, reservations: Reservations, claim: DeploymentClaim) -> None:
+        self._reservations, self._claim = reservations, claim
+        self.waits = 0
+
+    def wait(self, _seconds: float) -> bool:
+        self.waits += 1
+        self._reservations.end_claim(self._claim)
+        return True
+
+    def is_set(self) -> bool:
+        return self.waits > 0
+
+    def set(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("what", ["wake", "apply"])
+def test_what_another_operation_holds_is_waited_for_and_not_asked_for_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    controller = boot(Machine(tmp_path))
+    placer, wish = controller._placer, deployment("chat")
+    if what == "wake":
+        controller.apply([wish])
+    item = prepare(controller._dependencies, wish, lambda _: None, may_fetch=False)
+    reservations = placer._reservations
+    claim = reservations.claim("chat", "r", 1)
+    flag: Any = EndsWhenWaitedFor(reservations, claim)
+    claim.ended = flag
+    looks = 0
+    find = reservations.claims_on
+
+    def count(names: Any) -> list[DeploymentClaim]:
+        nonlocal looks
+        looks += 1
+        assert looks < 50, "it looks again and again"
+        return find(names)
+
+    monkeypatch.setattr(reservations, "claims_on", count)
+    if what == "wake":
+        placer.place_waking(item, ())
+    else:
+        placer.place(PlaceRequest(deployments=[wish]), lambda _: None)
+    assert flag.waits == 1
     controller.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies, Timing
-from aimgpu.control.sleep.eviction_policy import Resident
+from aimgpu.control.plan.eviction import Resident
 from aimgpu.daemon.status import StatusSources
 from aimgpu.domain import (
     Ask,

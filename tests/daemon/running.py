@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aimgpu.cli.client import DaemonClient
-from aimgpu.control.planning.prepared import revision_of
+from aimgpu.control.plan.prepared import revision_of
 from aimgpu.domain import Grant, Instance
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.home import Home

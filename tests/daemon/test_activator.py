@@ -11,8 +11,8 @@ from tests.daemon.running import wait_for
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.events import ignore
-from aimgpu.control.sleep.eviction_policy import Resident, eviction_cost
-from aimgpu.daemon.activator import Activator
+from aimgpu.control.plan.eviction import Resident, eviction_cost
+from aimgpu.daemon.activator import Activator, InstanceUsage
 from aimgpu.domain import InstanceState, Priority
 from aimgpu.gateway.routes import Arrival
 from aimgpu.gateway.slo_monitor import ModelActivity
@@ -116,6 +116,29 @@ def test_a_wake_that_cannot_be_done_is_tried_again_after_growing_pauses_and_its_
     activator.close()
 
 
+def test_room_may_come_only_from_models_without_which_it_would_fit(controller: Controller) -> None:
+    controller.apply([deployment("chat", 150, keep_seconds=60)])
+    controller.sleep("chat")
+    controller.apply([deployment("always", 60), deployment("busy", 100, keep_seconds=60)])
+    wanted = WakeRequests()
+    wanted.want("chat", Priority.MEDIUM, 0.0)
+    activator = Activator(controller, wanted, dict, ignore, usage=InstanceUsage(in_flight=lambda _: 1))
+    activator.serve_requests()
+    full = wait_for(lambda: _blocked(controller, activator), "it was tried")
+    assert not full.room_may_come, "always and chat do not fit together"
+    assert "held by busy 100GiB on sim-mi300x-0 (1 in flight), always 60GiB on sim-mi300x-0 (kept loaded)" in str(full.problem)
+    assert list(activator.waiting_for_room()) == ["chat"]
+    controller.release(["always"])
+
+    def tried_again() -> bool:
+        activator.serve_requests()
+        found = _blocked(controller, activator)
+        return found is not None and found.room_may_come
+
+    wait_for(tried_again, "it fits once busy has fallen idle")
+    activator.close()
+
+
 def _blocked(controller: Controller, activator: Activator) -> Arrival | None:
     item = next(item for item in controller.deployments() if item.name == "chat")
     arrival = activator.find_arrival(item, [one for one in controller.instances() if one.deployment == "chat"])
@@ -154,7 +177,7 @@ def test_a_pair_of_which_one_found_no_room_is_made_whole_when_there_is_room(tmp_
         controller.release(["always"])
 
         def made_whole() -> bool:
-            activator.tick()
+            controller.supervise()
             return states_of(controller, "pair") == ["ready", "ready"]
 
         wait_for(made_whole, "the other is up too")

@@ -73,7 +73,7 @@ def test_without_a_daemon_commands_name_what_still_runs(daemon: TestDaemon, monk
             cli.main(command.split(), standalone_mode=False)
         assert "aimgpu down" in (caught.value.hint or "")
     with pytest.raises(DaemonUnreachable, match=r"these models still do: chat-0-\w+") as caught:
-        cli.main(["up", "tiny", "--dry-run"], standalone_mode=False)  # a plan that leaves them out would not be true
+        cli.main(["up", "smollm2", "--dry-run"], standalone_mode=False)  # a plan that leaves them out would not be true
     assert "aimgpu plan" in (caught.value.hint or "")
 
 

@@ -15,17 +15,18 @@ from typing import Any
 
 import pytest
 from tests.daemon.running import ROOT, TestDaemon, apply, stack, wait_for
-from tests.native.conftest import HERE, DriverState, Toolchain
+from tests.native.conftest import SOFTWARE_GPU, Toolchain
 
 from aimgpu.cli.client import DaemonClient
 from aimgpu.errors import Conflict, NotAllowed, ShareInUse, UnknownDeployment
+from aimgpu.hardware.software.state import DriverState
 from aimgpu.isolation.interposer import region_path, regions_directory
 from aimgpu.isolation.region import Region, TenantUse
 from aimgpu.units import GIB, MIB
 
 PARTITION = "gpu0/whole-0"
 STATIC = """
-#include "standin.h"
+#include "gpu.h"
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,11 +34,11 @@ STATIC = """
 #include <unistd.h>
 int main(void)
 {
-    int file = open(getenv("STANDIN_STATE"), O_RDWR);
+    int file = open(getenv("AIMGPU_SOFTWARE_GPU"), O_RDWR);
     struct state *state = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     for (int i = 0; i < MOST_PROCESSES; i++)
         if (state->processes[i].pid == 0) {
-            state->processes[i].used = 5ull << 30;
+            state->processes[i].used = state->processes[i].used_on[0] = 5ull << 30;
             state->processes[i].pid = (uint64_t)getpid();
             break;
         }
@@ -136,7 +137,7 @@ def test_what_holds_a_grant_is_told_everywhere(stage: Stage, tmp_path: Path) -> 
     assert found is not None
     assert (found["level"], found["mechanism"]) == ("runtime", "interposer")
     assert [(grant["level"], grant["mechanism"]) for grant in found["grants"]] == [("runtime", "interposer")]
-    shown = run_command(daemon, "ps").stdout
+    shown = run_command(daemon, "ps", "--wide").stdout
     assert "MECHANISM" in shown
     assert "interposer" in shown
     record = daemon.home.read_daemon()
@@ -195,7 +196,7 @@ def drops_the_variable(stage: Stage) -> str:
 def is_static(stage: Stage) -> str:
     source, program = stage.tools.folder / "static.c", stage.tools.folder / "static"
     source.write_text(STATIC)
-    built = subprocess.run(["cc", "-static", f"-I{HERE}", "-o", program, source], capture_output=True, check=False)
+    built = subprocess.run(["cc", "-static", f"-I{SOFTWARE_GPU}", "-o", program, source], capture_output=True, check=False)
     if built.returncode != 0:
         pytest.skip("no static C library here")
     return str(program)
@@ -272,7 +273,7 @@ def test_strangers_are_named_and_left_alone(stage: Stage, tmp_path: Path) -> Non
     client = start(daemon, watchdog="stop")
     stranger = subprocess.Popen(
         [stage.hammer, "greedy", "1", str(30 * GIB)],
-        env={"STANDIN_STATE": str(stage.state), "LD_LIBRARY_PATH": str(stage.tools.folder)},
+        env={"AIMGPU_SOFTWARE_GPU": str(stage.state), "LD_LIBRARY_PATH": str(stage.tools.folder)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -39,8 +39,6 @@ FORWARDED = [
 
 @pytest.mark.parametrize("headers", FORWARDED, ids=lambda headers: next(iter(headers)))
 def test_what_a_proxy_on_this_machine_forwards_is_not_local(daemon: TestDaemon, headers: dict[str, str]) -> None:
-    daemon.home.create()
-    KeyStore(daemon.home.keys_file).add("alice")
     daemon.start()
     assert get(daemon, "/metrics")[0] == 200
     assert get(daemon, "/metrics", headers)[0] == 401
@@ -52,12 +50,15 @@ def test_a_key_for_some_models_sees_the_metrics_of_those(daemon: TestDaemon) -> 
     narrow, wide = store.add("narrow", KeyClass(models=("chat",))), store.add("wide")
     client = daemon.start()
     apply(client, stack(chat={}, secret={}))
-    wait_for(lambda: 'model="secret"' in get(daemon, "/metrics")[1], "both are there")
+    everything = {"authorization": f"Bearer {wide}"}
+    wait_for(lambda: 'model="secret"' in get(daemon, "/metrics", everything)[1], "both are there")
     status, text = get(daemon, "/metrics", {"authorization": f"Bearer {narrow}"})
     samples = [line for line in text.splitlines() if not line.startswith("#")]
     assert status == 200
     assert samples
     assert any('model="chat"' in line for line in samples)
     assert not [line for line in samples if 'model="secret"' in line or line.startswith("aim_gpu_")]
-    assert 'model="secret"' in get(daemon, "/metrics", {"authorization": f"Bearer {wide}"})[1]
+    assert 'model="secret"' in get(daemon, "/metrics", everything)[1]
+    assert get(daemon, "/metrics")[0] == 401
+    assert get(daemon, "/metrics", {"authorization": f"Bearer {daemon.home.read_token()}"})[0] == 200
     assert get(daemon, "/metrics", {"authorization": "Bearer nonsense"})[0] == 401

@@ -182,17 +182,17 @@ def test_a_model_is_steered_while_the_gate_can_keep_its_promises() -> None:
     gate.absent = True
     pace.samples = {"chat": {"tpot": [0.002]}}
     turn(loop, 0.0)
-    assert not loop.is_steered("chat"), "there is no gate"
+    assert not loop.arbiter.steers("chat"), "there is no gate"
     gate.absent = False
     turn(loop, 0.25)
-    assert loop.is_steered("chat")
-    assert not loop.is_steered("strict")
+    assert loop.arbiter.steers("chat")
+    assert not loop.arbiter.steers("strict")
     pace.samples = {"chat": {"tpot": [0.02]}}
     for tick in range(2, 30):
         turn(loop, tick / 4)
     assert gate.shares["chat-0"] == 0
-    assert not loop.is_steered("chat"), "the gate is shut, and the promise breaks all the same"
+    assert not loop.arbiter.steers("chat"), "the gate is shut, and the promise breaks all the same"
     pace.samples = {"chat": {"tpot": [0.002]}}
     for tick in range(30, 60):
         turn(loop, tick / 4)
-    assert loop.is_steered("chat")
+    assert loop.arbiter.steers("chat")

@@ -8,6 +8,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ Start = Callable[..., tuple[TestDaemon, DaemonClient]]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     program = tmp_path / "vllm"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tests.programs.fake_vllm "$@"\n')
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT}:$PYTHONPATH exec {sys.executable} -m tests.programs.fake_vllm "$@"\n')
     program.chmod(0o755)
     daemons: list[TestDaemon] = []
 
@@ -83,8 +84,9 @@ def chat(client: DaemonClient, name: str = "chat") -> tuple[Any, Any]:
 
 
 def says_it_sleeps(daemon: TestDaemon, instance: Instance) -> bool:
-    endpoint = json.loads((daemon.home.path / "runs" / instance.id / "endpoint.json").read_bytes())["url"]
-    answer = ask(f"{endpoint}/is_sleeping", bound_seconds=10.0)
+    run = daemon.home.path / "runs" / instance.id
+    endpoint = json.loads((run / "endpoint.json").read_bytes())["url"]
+    answer = ask(f"{endpoint}/is_sleeping", api_key=(run / "api-key").read_text().strip(), bound_seconds=10.0)
     assert answer is not None
     return bool((answer.read_json() or {})["is_sleeping"])
 
@@ -121,6 +123,36 @@ def test_an_idle_model_sleeps_in_place_and_a_request_wakes_the_same_process(star
     assert 0 < int(second["X-Aimgpu-Expected-Wait-Ms"]) < 60_000
     turns = (daemon.home.path / "runs" / asleep.id / "sleeps").read_text().split("\n")
     assert [turn.split(" ")[0] for turn in turns[:4]] == ["/sleep?level=1", "/wake_up", "/sleep?level=1", "/wake_up"]
+
+
+def test_a_hundred_requests_at_once_wake_a_sleeping_model_once_and_are_all_answered(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIMGPU_WAKE_HEARTBEAT", "50ms")
+    daemon, client = start()
+    apply(client, stack(chat=vllm("+slow-turns", keep="1h", concurrency=8)))
+    before = only(daemon)
+    url = f"{client.read_status()['models_url']}/chat/completions"
+    callers = threading.Barrier(100)
+
+    def ask_with_the_others(number: int) -> bytes:
+        body = {"model": "chat", "messages": [{"role": "user", "content": f"hi {number}"}], "stream": number % 2 == 0}
+        request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        callers.wait(60)
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return bytes(answer.read())
+
+    turns = daemon.home.path / "runs" / before.id / "sleeps"
+    for burst in (1, 2):  # what the first wake took is known in the second
+        client._json("POST", "/models/chat/sleep", {})
+        wait_until_asleep(daemon)
+        with ThreadPoolExecutor(callers.parties) as pool:
+            answers = list(pool.map(ask_with_the_others, range(callers.parties)))
+        assert all(answer.endswith(b"data: [DONE]\n\n") for answer in answers[::2])
+        assert all(json.loads(answer)["choices"] for answer in answers[1::2])
+        assert any(answer.startswith(b": waking chat") for answer in answers[::2])
+        assert turns.read_text().count("/wake_up") == burst
+    assert only(daemon).process == before.process
 
 
 def test_a_port_that_somebody_else_took_is_chosen_anew(start: Start) -> None:

@@ -83,7 +83,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 def test_up_with_the_same_stack_brings_a_killed_daemon_back(machine: Machine) -> None:
     """What ran is adopted, what was queued is queued; meanwhile `ps` names what runs and what to do."""
     expected = {"large": "queued", "small": "ready"}
-    assert "4GiB of sim-mi300x-0/spx-0 with 10% of the GPU's compute" in machine.must("up", "-f", "stack.yaml", "--dry-run")
+    assert "4GiB of gpu0/spx-0 with 10% of the GPU's compute" in machine.must("up", "-f", "stack.yaml", "--dry-run")
     machine.must("up", "-f", "stack.yaml", "--detach")
     machine.must("partition", "apply", "0", "CPX", "--yes")
     wait_for(lambda: machine.shown() == expected, "the large model waits")

@@ -111,8 +111,42 @@ def test_callers_of_a_model_that_is_not_to_be_woken_get_the_reason_and_not_a_tim
     apply(client, stack(always=large))
     status, body, headers = chat(client, "sleeper")
     assert (status, body["error"]["code"]) == (503, "model_not_ready")
-    assert "150" in body["error"]["message"], "why: there is no room"
+    assert "needs 150GiB; held by always 150GiB on sim-mi300x-0 (kept loaded)" in body["error"]["message"]
     assert int(headers["retry-after"]) >= 1
+    (shown,) = [one for one in client.read_status()["instances"] if one["name"] == "sleeper"]
+    assert shown["reason"].startswith("waits for room: ")
+    with urllib.request.urlopen(f"{client.read_status()['models_url']}/models/sleeper") as answer:
+        assert "held by always" in json.load(answer)["reason"]
+
+
+def test_a_model_that_was_refused_for_want_of_room_is_woken_by_a_later_caller_once_there_is_some(start: Start) -> None:
+    daemon, client = start()
+    large = {"gpu": {"memory": "150GiB"}}
+    apply(client, stack(sleeper={"keep": "1s", **large}))
+    wait_for_state(daemon, "sleeper", InstanceState.SLEEPING)
+    apply(client, stack(always=large))
+    assert chat(client, "sleeper")[0] == 503
+    client.release(["always"])
+    wait_for(lambda: chat(client, "sleeper")[0] == 200, "a caller is answered")
+
+
+def test_callers_of_a_model_whose_room_a_busy_one_holds_are_answered_within_the_longest_wait_of_their_class(
+    start: Start,
+) -> None:
+    daemon, client = start(busy=("--token-seconds", "1", "--tokens", "300"))
+    large = {"keep": "1s", "gpu": {"memory": "150GiB"}}
+    apply(client, stack(sleeper=large))
+    wait_for_state(daemon, "sleeper", InstanceState.SLEEPING)
+    bounds = {"queue": {"longest_wait": {"medium": "1s"}}}
+    apply(client, json.dumps(json.loads(stack(busy=large | {"keep": "1h"})) | bounds))
+    url = f"{client.read_status()['models_url']}/chat/completions"
+    body = json.dumps({"model": "busy", "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})) as answer:
+        assert answer.read(1)
+        status, refused, headers = chat(client, "sleeper")
+    assert status == 503
+    assert "held by busy 150GiB on sim-mi300x-0 (1 in flight)" in refused["error"]["message"]
+    assert 1 <= int(headers["retry-after"]) <= 5
 
 
 def test_an_engine_that_forgot_its_key_is_replaced_and_its_callers_are_answered(start: Start) -> None:

@@ -15,7 +15,11 @@ from aimgpu.gateway.dialects.table import BEYOND_ENGINES, OPERATIONS
 from aimgpu.gateway.routes import ModelCard
 
 POSTS = sorted(
-    {one.path for one in (*OPERATIONS, *BEYOND_ENGINES.values()) if one.method == "POST" and one.path != "/api/pull"}
+    {
+        one.path
+        for one in (*OPERATIONS, *(one for one, _ in BEYOND_ENGINES.values()))
+        if one.method == "POST" and one.path != "/api/pull"
+    }
 )
 WORDS = ["user", "assistant", "system", "tool", "auto", "required", "any", "function", "text", "message", "chat", "json_schema"]
 SCALARS = st.one_of(

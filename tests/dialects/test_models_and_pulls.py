@@ -17,7 +17,7 @@ from tests.http_answer import HttpAnswer
 
 from aimgpu.errors import ModelUnavailable
 from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings
-from aimgpu.gateway.dialects.ollama.models import bare_name, digest, list_loaded, list_tags, show
+from aimgpu.gateway.dialects.ollama.models import digest, list_loaded, list_tags, show
 from aimgpu.gateway.dialects.table import OPERATIONS, find_operation
 from aimgpu.gateway.openapi import describe_gateway
 from aimgpu.gateway.routes import ModelCard, ServedModel
@@ -91,13 +91,6 @@ def test_details_hold_the_architecture_and_only_what_is_known() -> None:
 @given(st.text(min_size=1, max_size=10), st.text(min_size=1, max_size=10))
 def test_two_models_have_two_digests(one: str, other: str) -> None:
     assert (digest(served(one)) == digest(served(other))) is (one == other)
-
-
-@pytest.mark.parametrize(
-    ("given_name", "name"), [("chat", "chat"), ("chat:latest", "chat"), ("chat:7b", "chat:7b"), (":latest", "")]
-)
-def test_a_tag_that_ollamas_clients_add_is_taken_off(given_name: str, name: str) -> None:
-    assert bare_name(given_name) == name
 
 
 Pull = Callable[[str, Callable[[str, int, int | None], None]], object]

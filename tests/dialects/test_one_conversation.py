@@ -193,7 +193,6 @@ def test_a_conversation_that_the_gateway_keeps_reads_like_one_that_is_sent_whole
 
 SAME: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("/v1/messages", {"temperature": 0.5, "top_p": 0.9, "top_k": 5}, {"temperature": 0.5, "top_p": 0.9, "top_k": 5}),
-    ("/v1/messages", {"stop_sequences": ["a", "b"]}, {"stop": ["a", "b"]}),
     (
         "/v1/messages",
         {"thinking": {"type": "enabled", "budget_tokens": 9}},

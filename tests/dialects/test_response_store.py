@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,14 +21,15 @@ class Clock:
 def _stored(identity: str, caller: str = "alice", previous: str | None = None, text: str = "x") -> StoredResponse:
     said: dict[str, Any] = {"type": "message", "role": "assistant", "content": text}
     asked = {"role": "user", "content": f"to {identity}"}
-    return StoredResponse(caller=caller, response={"id": identity, "output": [said]}, input_items=[asked], previous=previous)
+    response = {"id": identity, "output": [said]}
+    return StoredResponse(caller=caller, response=response, input_items=[asked], input_bytes=len(text), previous=previous)
 
 
 def test_a_conversation_is_read_from_its_beginning() -> None:
     store = ResponseStore()
     store.put(_stored("a"))
     store.put(_stored("b", previous="a"))
-    assert [item["content"] for item in store.history("b", "alice")] == ["to a", "x", "to b", "x"]
+    assert [item["content"] for item in store.history("b", "alice")[0]] == ["to a", "x", "to b", "x"]
 
 
 def test_another_key_finds_nothing_and_deletes_nothing() -> None:
@@ -61,7 +63,7 @@ def test_going_on_keeps_the_whole_conversation() -> None:
     store.put(_stored("b", previous="a"))
     store.history("b", "alice")
     clock.now = 90
-    assert len(store.history("b", "alice")) == 4
+    assert len(store.history("b", "alice")[0]) == 4
 
 
 def test_a_caller_pushes_out_its_own_responses_first() -> None:
@@ -73,6 +75,24 @@ def test_a_caller_pushes_out_its_own_responses_first() -> None:
     assert store.total_bytes <= 40_000
     with pytest.raises(NotFound):
         store.find("r0", "alice")
+
+
+def test_one_caller_has_a_quarter_of_it_to_the_byte() -> None:
+    empty = len(orjson.dumps(_stored("a", text="").response))
+
+    def of_bytes(size: int, identity: str = "a") -> StoredResponse:
+        text = "y" * ((size - empty) // 2)  # counted as it was asked and as it is answered
+        return _stored(identity, text=text)
+
+    most = 4 * (2 * 500 + empty)
+    store = ResponseStore(most_bytes=most)
+    store.put(of_bytes(most // 4))
+    assert store.total_bytes == most // 4
+    larger = _stored("b", text="y" * 501)
+    store.put(larger)
+    with pytest.raises(NotFound):
+        store.find("b", "alice")
+    assert store.find("a", "alice")
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["alice", "bob"]), st.integers(0, 9000), st.booleans())))

@@ -248,3 +248,38 @@ def test_models_are_not_changed_over_ollamas_api(serve: Serve, engine: ScriptedE
 def test_another_method_is_refused_with_those_that_are_allowed(serve: Serve, engine: ScriptedEngine) -> None:
     got = call(serve().port, "PUT", "/v1/responses/resp_1")
     assert (got.status, got.headers["allow"]) == (405, "GET, DELETE")
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_transcription_is_streamed_where_its_form_asks_for_it(
+    serve: Serve, engine: ScriptedEngine, *, streamed: bool
+) -> None:
+    engine.script = _stream_words if streamed else _answer_words
+    served = serve()
+    served.routes.serve("chat", engine)
+    parts = [b'name="model"\r\n\r\nchat', b'name="stream"\r\n\r\n' + (b"true" if streamed else b"false")]
+    form = b"".join(b"--B\r\ncontent-disposition: form-data; " + part + b"\r\n" for part in parts) + b"--B--\r\n"
+    got = call(served.port, "POST", "/v1/audio/transcriptions", form, {"content-type": "multipart/form-data; boundary=B"})
+    assert got.status == 200
+    (record,) = served.observer.wait_for(1)
+    assert record.streamed is streamed
+
+
+async def _answer_words(engine: ScriptedEngine, asked: Asked) -> None:
+    await answer_json(asked, {"text": "one"})
+
+
+async def _stream_words(engine: ScriptedEngine, asked: Asked) -> None:
+    await scripts.begin_stream(asked)
+    await scripts.write_chunk(asked, scripts.event("one") + b"data: [DONE]\n\n")
+    await scripts.end_stream(asked)
+
+
+def test_a_response_that_was_kept_can_be_deleted_once(serve: Serve, engine: ScriptedEngine) -> None:
+    served = serve()
+    served.routes.serve("chat", engine)
+    identity = call(served.port, "POST", "/v1/responses", {"model": "chat", "input": "Hello."}).json["id"]
+    path = f"/v1/responses/{identity}"
+    assert call(served.port, "GET", path).status == 200
+    assert call(served.port, "DELETE", path).json == {"id": identity, "object": "response", "deleted": True}
+    assert call(served.port, "GET", path).status == 404

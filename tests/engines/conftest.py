@@ -120,7 +120,9 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     for name in ("vllm", "ollama"):
         script = folder / name
-        script.write_text(f'#!/bin/sh\nPYTHONPATH={root} exec {sys.executable} -m tests.programs.fake_{name} "$@"\n')
+        script.write_text(
+            f'#!/bin/sh\nPYTHONPATH={root}:$PYTHONPATH exec {sys.executable} -m tests.programs.fake_{name} "$@"\n'
+        )
         script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
@@ -148,7 +150,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """Every test below holds for the stand-in and for Docker itself."""
     if request.param == "real":
         mounts = tuple(Mount(path=path) for path in real_docker.program_folders())
-        yield Place(socket=request.getfixturevalue("dockerd"), image=real_docker.IMAGE, mounts=mounts)
+        socket = request.getfixturevalue("dockerd")
+        with real_docker.network_of(socket):
+            yield Place(socket=socket, image=real_docker.IMAGE, mounts=mounts)
         return
     with fake_docker.serve_docker(tmp_path / "d.sock") as docker:
         yield Place(socket=docker.socket, image="engine:1", mounts=())

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from aimgpu.cli.main import cli
 from aimgpu.engines.launchers.compose import ComposeService, render_compose
 from aimgpu.engines.protocols import Command, Mount
-from aimgpu.errors import PlacementRefused
+from aimgpu.errors import InvalidInput, PlacementRefused
 
 GIB = 1 << 30
 AMD = ("/dev/kfd", "/dev/dri/renderD130")
@@ -32,7 +32,8 @@ def test_two_engines_on_one_gpu_add_up_and_start_one_after_the_other() -> None:
     assert "depends_on" not in services["chat"]
     assert services["code"]["depends_on"] == {"chat": {"condition": "service_healthy"}}
     assert services["chat"]["devices"] == [f"{node}:{node}" for node in AMD]
-    assert services["chat"]["ipc"] == "host"
+    assert "ipc" not in services["chat"], "shared memory of its own"
+    assert services["chat"]["shm_size"] == 8 << 30
     assert "8002/health" in services["code"]["healthcheck"]["test"][-1]
 
 
@@ -92,6 +93,14 @@ def test_the_command_prints_a_file_for_a_stack(tmp_path: Path) -> None:
     assert str(tmp_path) not in result.output
 
 
+def test_a_server_of_the_users_own_is_refused(tmp_path: Path) -> None:
+    stack = tmp_path / "stack.yaml"
+    stack.write_text("gpus: {simulated: MI300X}\nmodels: {own: {engine: tei, model: o/m, image: a/b, gpu: {memory: 1GiB}}}\n")
+    result = CliRunner().invoke(cli, ["compose", "-f", str(stack)])
+    assert isinstance(result.exception, InvalidInput)
+    assert "own: `aimgpu compose` writes no server of your own" in result.exception.message
+
+
 def test_a_compose_program_takes_the_file(tmp_path: Path) -> None:
     program = shutil.which("docker-compose")
     if program is None:
@@ -128,7 +137,7 @@ def test_a_model_that_would_only_sleep_is_refused_and_several_gpus_are_all_seen(
     stack.write_text(f"gpus: {{simulated: MI300X}}\nmodels: {{a: {large}, b: {large}}}\n")
     result = CliRunner().invoke(cli, ["compose", "-f", str(stack)])
     assert result.exit_code != 0
-    assert "keep b unloaded until a request wakes it" in str(result.exception)
+    assert "keep b asleep until a request wakes it" in str(result.exception)
     stack.write_text(f"gpus: {{simulated: H200, count: 2}}\nmodels: {{a: {{{model}, gpu: {{whole: 2}}}}}}\n")
     result = CliRunner().invoke(cli, ["compose", "-f", str(stack)])
     assert result.exit_code == 0, result.output

@@ -175,3 +175,9 @@ def test_a_packaged_model_whose_content_was_changed_is_not_used(tmp_path: Path) 
     assert LocalModelStore(tmp_path, indexes=settings, packaged=(TINY,)).find("tiny") is not None
     (folder / TINY.file_name).write_bytes(b"!" + WEIGHTS[1:])
     assert LocalModelStore(tmp_path, indexes=settings, packaged=(TINY,)).find("tiny") is None
+
+
+def test_the_only_quantisation_of_a_repository_is_taken_though_it_is_unusual() -> None:
+    files = [HubFile(name="a-IQ2_XXS.gguf", size_bytes=1, sha256=None, blob=None)]
+    chosen, _ = choose_files(files, NAME, BOTH)
+    assert [file.name for file in chosen] == ["a-IQ2_XXS.gguf"]

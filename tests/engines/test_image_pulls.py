@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -58,8 +59,10 @@ class Source:
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Source]:
     if request.param == "real":
         mounts = tuple(Mount(path=path) for path in real_docker.program_folders())
-        with registry.serve_registry() as state:
-            socket = request.getfixturevalue("dockerd")
+        socket = request.getfixturevalue("dockerd")
+        with ExitStack() as stack:
+            with real_docker.network_of(socket):  # a socket stays in the network in which it was made
+                state = stack.enter_context(registry.serve_registry())
             yield Source(place=Place(socket=socket, image=state.image, mounts=mounts), state=state)
         return
     with fake_docker.serve_docker(tmp_path / "d.sock") as docker:

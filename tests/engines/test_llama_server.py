@@ -11,9 +11,11 @@ from tests.programs.stand_in import write_llama_server
 from aimgpu.domain import ProcessIdentity
 from aimgpu.engines.health import ask
 from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.engines.llamacpp import arguments
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine, installed_llamacpp
 from aimgpu.engines.llamacpp.log import read_failure, read_load_percent
 from aimgpu.engines.llamacpp.program import Program, find_program, program_command
+from aimgpu.engines.llamacpp.purpose import Purpose
 from aimgpu.engines.protocols import Health, HealthState, LaunchRequest
 from aimgpu.errors import EngineUnavailable
 
@@ -245,3 +247,13 @@ def test_real_lines_tell_why() -> None:
     }.items():
         assert read_failure((line,)) == reason
     assert read_load_percent(("load_tensors: loading", "." * 17)) == 17
+
+
+def test_a_model_that_ranks_is_started_as_one(
+    engine: LlamaCppEngine, make_request: MakeRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = make_request(model_path=tmp_path / "m.gguf", flags=FLAGS, environment=GPU)
+    for purpose in Purpose:
+        monkeypatch.setattr(arguments, "find_purpose", lambda *_, purpose=purpose: purpose)
+        found = arguments.server_arguments(request, tmp_path / "m.gguf", 1)
+        assert ("--reranking" in found) is (purpose is Purpose.RANKING)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.downloads import DownloadFailed
 from tests.programs import real_llama_server
 
 from aimgpu.engines.endpoint import ENDPOINT_NAME
@@ -40,7 +41,7 @@ def real_program(tmp_path_factory: pytest.TempPathFactory) -> Program:
         pytest.skip(reason)
     try:
         path = real_llama_server.write_program(tmp_path_factory.mktemp("real"))
-    except (subprocess.SubprocessError, OSError) as error:
+    except (DownloadFailed, subprocess.SubprocessError, OSError) as error:
         pytest.skip(f"Debian's llama-server cannot be had: {error}")
     return Program(path=str(path), build=11669)
 

@@ -7,6 +7,7 @@ import pytest
 
 from aimgpu.engines.health import ask
 from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.engines.llamacpp import wheel
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine
 from aimgpu.engines.protocols import HealthState, LaunchRequest
 from aimgpu.errors import InvalidInput
@@ -19,6 +20,16 @@ WaitUntil = Callable[..., None]
 @pytest.fixture
 def engine(tmp_path: Path) -> LlamaCppEngine:
     return LlamaCppEngine(cache_directory=tmp_path / "cache")
+
+
+def test_a_slim_image_without_openmp_is_told_which_package_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "failed: ImportError: libgomp.so.1: cannot open shared object file: No such file or directory"
+    monkeypatch.setattr(wheel, "_run_probe", lambda _: said)
+    found = wheel.find_wheel(tmp_path, None)
+    assert not found.available
+    assert "apt-get install libgomp1" in (found.hint or "")
+    monkeypatch.setattr(wheel, "_run_probe", lambda _: "died of SIGILL")
+    assert "AVX2" in (wheel.find_wheel(tmp_path, None).hint or "")
 
 
 def test_the_real_engine_loads_answers_and_stops(

@@ -145,14 +145,58 @@ def test_paths_of_the_user_come_first(tmp_path: Path) -> None:
     ] == [("mine", "gguf"), ("folder", "safetensors")]
 
 
+def test_a_folder_with_one_gguf_model_and_a_blob_without_an_ending_are_models(tmp_path: Path) -> None:
+    store = LocalModelStore(tmp_path / "cache", packaged=())
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    (folder / "Tiny.gguf").write_bytes(b"GGUF")
+    found = store.find(str(folder))
+    assert found is not None
+    assert (found.path, found.format) == (folder / "Tiny.gguf", "gguf")
+    (folder / "sha256-0").write_bytes(b"GGUF, as Ollama keeps it")
+    blob = store.find(str(folder / "sha256-0"))
+    assert blob is not None
+    assert blob.format == "gguf"
+    (folder / "other.gguf").write_bytes(b"GGUF")
+    assert store.find(str(folder)) is None
+    with pytest.raises(ModelUnavailable) as caught:
+        store.fetch(str(folder), print)
+    assert f"aimgpu run '{folder}/Tiny.gguf'" in str(caught.value.hint)
+
+
+def test_the_files_of_one_model_in_shards_are_one_model(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"big-{number:05d}-of-00002.gguf").write_bytes(b"GGUF")
+    found = LocalModelStore(tmp_path / "cache", packaged=()).find(str(tmp_path))
+    assert found is not None
+    assert found.path == tmp_path / "big-00001-of-00002.gguf"
+
+
 def test_unknown_models_and_missing_files_say_what_to_do(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     with pytest.raises(ModelUnavailable, match="there is no model at /no/such") as caught:
         store.fetch("/no/such.gguf", ignore)
     assert "config.json" in str(caught.value.hint)
+    for path in ("mistyped.gguf", "/no/such", "./folder", "~/none"):
+        with pytest.raises(ModelUnavailable, match=f"there is no model at {path}"):
+            store.fetch(path, ignore)
     with pytest.raises(ModelUnavailable, match="cannot be fetched") as caught:
         store.fetch("llama-of-nobody", ignore)
     assert "test/tiny" in str(caught.value.hint)
+
+
+def test_without_a_network_what_is_on_this_disk_is_named(
+    tmp_path: Path, index: PackageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    store = make_store(tmp_path, index.url)
+    with pytest.raises(ModelUnavailable) as caught:
+        store.fetch("org/model-GGUF", print)
+    assert "On this disk" not in str(caught.value.hint)
+    here = store.fetch("tiny", ignore)
+    with pytest.raises(ModelUnavailable) as caught:
+        store.fetch("org/model-GGUF", print)
+    assert str(caught.value.hint).endswith(f"On this disk is `aimgpu run {here.name}`.")
 
 
 @pytest.mark.parametrize("name", ["smollm2", "SmolLM2:135m", "huggingfacetb/SmolLM2-135M-Instruct"])

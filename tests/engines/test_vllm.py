@@ -1,6 +1,8 @@
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +10,7 @@ from aimgpu.domain import Grant, Level, Priority
 from aimgpu.engines.health import ask
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.protocols import HealthState, LaunchRequest, Sleeper
+from aimgpu.engines.vllm.door.aimgpu_vllm_door import AskKey
 from aimgpu.engines.vllm.engine import VllmEngine
 from aimgpu.engines.vllm.log import MemoryReport, read_failure, read_load_percent, read_memory_report
 from aimgpu.errors import EngineFailed
@@ -40,6 +43,20 @@ def test_the_command_line_follows_the_footprint(make_request: MakeRequest, tmp_p
     assert command.environment["HIP_VISIBLE_DEVICES"] == "0"
     local = VllmEngine().command(make_request(model_path=tmp_path))
     assert local.argv[2] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("version", "sees_a_gpu", "passes"), [("0.32.0", True, True), ("0.32.0+cpu", True, True), ("0.32.0+cpu", False, False)]
+)
+def test_the_build_for_the_cpu_without_a_gpu_gets_no_flags_of_gpus(
+    stand_ins: Path, make_request: MakeRequest, version: str, *, sees_a_gpu: bool, passes: bool
+) -> None:
+    (stand_ins.parent / f"lib/python3.12/site-packages/vllm-{version}.dist-info").mkdir(parents=True)
+    flags = {"kv-cache-memory-bytes": "4294967296", "max-num-seqs": "8", "cudagraph-capture-sizes": "1 2 4"}
+    request = replace(make_request(flags=flags), environment={"ROCR_VISIBLE_DEVICES": "0"} if sees_a_gpu else {})
+    words = VllmEngine().command(request).argv
+    assert {"--kv-cache-memory-bytes", "--max-num-seqs", "--max-model-len"} <= set(words)
+    assert {name in words for name in ("--gpu-memory-utilization", "--cudagraph-capture-sizes")} == {passes}
 
 
 def grant(memory_bytes: int) -> Grant:
@@ -111,6 +128,54 @@ def test_it_becomes_ready_with_a_first_token_and_sleeps_and_wakes(
         '/collective_rpc {"method": "reload_weights"}',
         "/wake_up?tags=kv_cache {}",
     ]
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_no_path_but_health_answers_without_the_key(
+    launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+) -> None:
+    """vLLM itself asks for it under /v1 alone."""
+    engine, request = VllmEngine(), replace(make_request(), may_sleep=True)
+    start(launcher, engine, request)
+    wait_until(lambda: engine.check_health(request.run_directory, "s3cret").state is HealthState.READY, "vLLM is ready")
+    endpoint = engine.check_health(request.run_directory, "s3cret").endpoint
+
+    def status(path: str, key: str | None, content: dict[str, object] | None = None) -> int:
+        answer = ask(f"{endpoint}{path}", api_key=key, content=content)
+        assert answer is not None
+        return answer.status
+
+    for path in ("/sleep?level=1", "/collective_rpc", "/wake_up", "/invocations", "/pause", "/v1/completions"):
+        assert {status(path, key, {}) for key in (None, "", "s3cre", "s3cret2", "S3CRET")} == {401}, path
+    assert {status(path, None) for path in ("/is_sleeping", "/metrics", "/v1/models", "/served")} == {401}
+    assert status("/health", None) == 200
+    assert status("/is_sleeping", "s3cret") == 200
+    assert not (request.run_directory / "sleeps").exists()
+
+
+def test_the_door_lets_start_pass_and_refuses_sockets_and_a_server_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[str] = []
+    sent: list[dict[str, Any]] = []
+
+    async def application(scope: dict[str, Any], *_: object) -> None:
+        passed.append(scope["type"])
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> None:
+        return
+
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with pytest.raises(KeyError):
+        AskKey(application)
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    door = AskKey(application)
+    asyncio.run(door({"type": "lifespan"}, receive, send))
+    asyncio.run(door({"type": "websocket", "path": "/v1/realtime", "headers": []}, receive, send))
+    allowed = [(b"host", b"x"), (b"authorization", b"Bearer s3cret")]
+    asyncio.run(door({"type": "websocket", "path": "/v1/realtime", "headers": allowed}, receive, send))
+    assert (passed, sent) == (["lifespan", "websocket"], [{"type": "websocket.close", "code": 1008}])
 
 
 @pytest.mark.usefixtures("stand_ins")

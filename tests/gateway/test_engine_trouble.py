@@ -90,13 +90,15 @@ class QuietUpstream:
     asked: list[bytes] = field(default_factory=list)
     gone: bool = False
     answers: asyncio.Event = field(default_factory=asyncio.Event)
+    given: list[Answer] = field(default_factory=list)
 
     async def send(self, _target: Any, body: bytes, _first: Any = None) -> Any:
         self.asked.append(body)
         if self.gone:
             raise EngineDisconnected("gone")
         await self.answers.wait()
-        return Answer()
+        self.given.append(Answer())
+        return self.given[-1]
 
     def last_heard(self, _url: str) -> float:
         return self.heard
@@ -155,6 +157,20 @@ def test_an_engine_at_work_for_others_is_not_asked_and_one_that_is_heard_is_clea
         watch.upstream.heard = watch.now
         await watch.look(100.0)
         assert (watch.reported, watch.stuck._suspects) == ([], {})
+        watch.stuck.close()
+
+    asyncio.run(main())
+
+
+def test_the_answer_to_the_question_itself_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep its connection."""
+
+    async def main() -> None:
+        watch = Watch(monkeypatch)
+        watch.stuck.abandoned(watch.backend, "chat")
+        watch.upstream.answers.set()
+        await watch.look(2.0)
+        assert [answer.cancelled for answer in watch.upstream.given] == [True]
         watch.stuck.close()
 
     asyncio.run(main())

@@ -1,11 +1,11 @@
 """The server's reading of HTTP/1.1 beside h11's: the same requests from the same bytes, and refusals where h11 refuses."""
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import h11
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
@@ -133,12 +133,6 @@ def spoiled(draw: st.DrawFn) -> bytes:
     return data[:at] + (piece if kind == 1 else b"") + data[at + 1 :]
 
 
-def without_leniencies(data: bytes) -> bytes:
-    """What RFC 9112 lets a server take and h11 does not: empty lines before a request, and more spaces in its first line."""
-    line, end, rest = data.lstrip(b"\r\n").partition(b"\r\n")
-    return re.sub(rb"(?<=[^ ]) +(?=[^ ])", b" ", line) + end + rest
-
-
 def _same_requests(ours: Reading, theirs: Reading) -> bool:
     """All that ours took, h11 took as the same; where h11 refuses, ours has not gone on."""
     shared = min(len(ours.requests), len(theirs.requests))
@@ -151,11 +145,69 @@ def _same_requests(ours: Reading, theirs: Reading) -> bool:
 @given(spoiled())
 @example(b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\ncontent-length: 0\r\n\r\n")
 @example(b"GET / HTTP/1.1\nhost: x\n\n")
+@example(b"\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\n")
+@example(b"\rGET / HTTP/1.1\r\nhost: x\r\n\r\n")
+@example(b"GET  / HTTP/1.1\r\nhost: x\r\n\r\n")
+@example(b"GET /  HTTP/1.1\r\nhost: x\r\n\r\n")
+@example(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: xchunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n")
 @example(b"GET / HTTP/1.1\r\nhost: x\r\n folded: y\r\n\r\n")
 def test_a_spoiled_request_is_never_read_as_another_than_h11_reads(data: bytes) -> None:
     """Stricter than h11 is fine. What h11 refuses, or reads as another request, must not reach a model."""
-    ours, theirs = read_by_us(data), read_by_h11(without_leniencies(data))
+    ours, theirs = read_by_us(data), read_by_h11(data)
     assert _same_requests(ours, theirs), (data, ours, theirs)
+
+
+POST = b"POST / HTTP/1.1\r\nhost: x\r\n"
+REFUSED = {
+    "a coding beside chunked": POST + b"transfer-encoding: xchunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked twice": POST + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a compressed body": POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "a leading CR": b"\rGET / HTTP/1.1\r\nhost: x\r\n\r\n",
+    "two spaces": b"GET  / HTTP/1.1\r\nhost: x\r\n\r\n",
+    "two spaces before the version": b"GET /  HTTP/1.1\r\nhost: x\r\n\r\n",
+    "another host in the target": b"GET http://evil.example/ HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a user in the target": b"GET http://x@evil.example/ HTTP/1.1\r\nhost: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_what_two_servers_may_read_differently_is_refused_however_it_is_cut(data: bytes, size: int) -> None:
+    assert read_by_us(*(data[at : at + size] for at in range(0, len(data), size))) == Reading((), refused=True)
+
+
+BEFORE = {
+    "no body": b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a body": POST + b"content-length: 21\r\n\r\nG\r\n\r\nGET / HTTP/1.1\r\n",
+    "chunks": POST + b"transfer-encoding: chunked\r\n\r\n7;a=b\r\n\r\n\r\nGET\r\n0\r\n\r\n",
+    "trailers": POST + b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx: y\r\n\r\n",
+    "an upgrade": b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+}
+SECOND = b"GET /second HTTP/1.1\r\nhost: x\r\n\r\n"
+EMPTY_LINES = {"an empty line": b"\r\n" + SECOND, "a line feed": b"\n" + SECOND, "empty lines": b"\r\n\r\n" + SECOND}
+
+
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+@pytest.mark.parametrize("data", (REFUSED | EMPTY_LINES).values(), ids=REFUSED | EMPTY_LINES)
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_it_is_refused_behind_another_request_too(before: bytes, data: bytes, size: int) -> None:
+    sent = before + data
+    assert len(read_by_us(*(sent[at : at + size] for at in range(0, len(sent), size))).requests) <= 1
+    good = before + SECOND
+    assert len(read_by_us(*(good[at : at + size] for at in range(0, len(good), size))).requests) == 2
+
+
+def test_a_body_of_many_ends_is_read_and_what_comes_behind_it_in_one_read_is_not() -> None:
+    body = b"".join(b"4\r\n\r\n\r\n\r\n" for _ in range(200)) + b"0\r\n\r\n"
+    many = POST + b"transfer-encoding: chunked\r\n\r\n" + body
+    assert [len(one.body) for one in read_by_us(many).requests] == [800]
+    assert len(read_by_us(many, SECOND).requests) == 2
+    assert len(read_by_us(many + SECOND).requests) <= 1
+
+
+def test_a_whole_url_of_the_same_host_is_taken() -> None:
+    read = read_by_us(b"GET http://Example.org:80/a?b HTTP/1.1\r\nhost: example.org:80\r\n\r\n")
+    assert [one.target for one in read.requests] == ["/a"]
 
 
 @settings(max_examples=examples(40))

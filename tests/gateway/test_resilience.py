@@ -17,7 +17,7 @@ from tests.gateway.calling import CHAT, call, chat, eventually, open_chat
 from tests.gateway.conftest import Served
 from tests.gateway.scripted_engine import Asked, Script, ScriptedEngine
 
-from aimgpu.domain import Priority, ServiceObjective
+from aimgpu.domain import Ask, Auto, Deployment, Priority, ServiceObjective, Sharing
 from aimgpu.gateway.application import GatewaySettings
 from aimgpu.gateway.routes import Arrival
 from aimgpu.gateway.slots import HoldingLimits
@@ -206,7 +206,7 @@ def test_a_model_that_will_not_be_up_in_time_is_refused_at_once_with_a_true_time
     served.routes.put("chat", "sleeping", arrival=Arrival(slots=4, seconds=8.0))
     got = chat(served.port, {"x-aimgpu-deadline-ms": "1000"})
     assert (got.status, got.error["code"], got.headers["retry-after"]) == (503, "model_not_ready", "7")
-    assert not served.gateway.slots.wake_requests.read(), "nobody waits for it"
+    assert [one.model for one in served.gateway.slots.wake_requests.read()] == ["chat"], "who comes back finds it started"
 
 
 def test_callers_get_the_reason_soon_where_a_model_cannot_be_woken(serve: Serve) -> None:
@@ -362,7 +362,13 @@ def test_a_model_whose_promises_steer_the_gate_presses_on_nobody_beside(serve: S
     """The gate takes from low work what the promise needs; a second loop would take it again."""
     engine.script = scripts.die_at_once
     served = serve()
-    served.gateway.slo_monitor.is_steered = lambda model: model == "chat"
+    arbiter = served.gateway.slo_monitor._arbiter
+    promise = ServiceObjective(tpot_p95_ms=1000)
+    ask = Ask(name="chat", want=Auto(), priority=Priority.HIGH)
+    chatting = Deployment(name="chat", model="m", ask=ask, sharing=Sharing.PROMISE, objective=promise)
+    arbiter.follow({"chat": chatting}, {})
+    arbiter.note_gated({"chat"})
+    assert arbiter.steers("chat")
     objective = ServiceObjective(availability_ppm=990_000)
     served.routes.serve("chat", engine, priority=Priority.HIGH, objective=objective, device="gpu0")
     for number in range(12):
@@ -371,7 +377,7 @@ def test_a_model_whose_promises_steer_the_gate_presses_on_nobody_beside(serve: S
     assert served.pressures == []
 
     def tick_unsteered() -> list[str]:
-        served.gateway.slo_monitor.is_steered = lambda _model: False
+        arbiter.note_gated(())
         served.gateway.slo_monitor._tick()
         return [device for device, _ in served.pressures]
 

@@ -216,17 +216,31 @@ def test_a_model_that_is_removed_refuses_all_that_wait_for_it() -> None:
     assert all("removed" in text for text in asyncio.run(main()))
 
 
+def test_a_request_that_is_refused_because_a_start_takes_too_long_starts_the_model_all_the_same() -> None:
+    async def main() -> None:
+        house = House({"a": 1})
+        house.routes.put("chat", "asleep", arrival=Arrival(slots=1, seconds=10_000.0))
+        with pytest.raises(ModelNotReady) as refused:
+            await house.take()
+        assert (refused.value.retry_after_seconds or 0) > 300
+        assert [one.model for one in house.slots.wake_requests.read()] == ["chat"]
+        while house.slots.wake_requests.read():  # noqa: ASYNC110 - nobody waits: in a moment it is not wanted any more
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("arrival", "holds"),
     [
         (None, False),
         (Arrival(slots=1, seconds=None), True),
         (Arrival(slots=1, seconds=1.0), True),
-        (Arrival(slots=1, seconds=10_000.0), False),
         (Arrival(slots=1, seconds=1.0, problem="out of memory", problem_since=0.0, retry_at=1e12), False),
+        (Arrival(slots=1, seconds=1.0, problem="GPU 0 is full", problem_since=1e12, retry_at=1.0, no_room=True), False),
         (Arrival(slots=1, seconds=1.0, problem="out of memory"), True),
     ],
-    ids=["never", "unknown", "soon", "too late", "keeps failing", "failed once"],
+    ids=["never", "unknown", "soon", "keeps failing", "no room", "failed once"],
 )
 def test_who_asks_for_a_model_that_is_not_up_waits_only_where_it_comes(arrival: Arrival | None, *, holds: bool) -> None:
     async def main() -> None:
@@ -237,7 +251,8 @@ def test_who_asks_for_a_model_that_is_not_up_waits_only_where_it_comes(arrival: 
         if not holds:
             with pytest.raises(ModelNotReady):
                 await task
-            assert house.slots.wake_requests.read() == ()
+            wanted = [one.model for one in house.slots.wake_requests.read()]
+            assert wanted == ([] if arrival is None else ["chat"]), "it is tried again, or the next caller hears the same"
             return
         assert [one.model for one in house.slots.wake_requests.read()] == ["chat"]
         house.list_engines({"a": 1})
@@ -245,6 +260,38 @@ def test_who_asks_for_a_model_that_is_not_up_waits_only_where_it_comes(arrival: 
         (await asyncio.wait_for(task, 30)).release(RequestOutcome.OK)
         await asyncio.sleep(0.06)  # until they look again: nobody waits any more
         assert house.slots.queued("chat") == 0
+
+    asyncio.run(main())
+
+
+def test_callers_of_a_model_whose_room_busy_models_hold_hear_the_reason_when_their_class_has_waited_its_longest() -> None:
+    async def main() -> None:
+        waits = {Priority.HIGH: 0.1, Priority.MEDIUM: 1000.0, Priority.LOW: 1000.0}
+        house = House({"a": 1}, QueuePolicy(reserve_part=0.0, longest_wait_seconds=waits))
+        now = asyncio.get_running_loop().time()
+        full = Arrival(slots=1, seconds=None, problem="busy holds GPU 0", retry_at=now + 4.0, room_may_come=True)
+        house.routes.put("chat", "sleeping", arrival=full)
+        patient = asyncio.ensure_future(house.take(Priority.LOW))
+        with pytest.raises(ModelNotReady, match="busy holds GPU 0") as refused:
+            await house.take(Priority.HIGH)
+        assert 1 <= (refused.value.retry_after_seconds or 0) <= 4
+        assert not patient.done()
+        assert [one.model for one in house.slots.wake_requests.read()] == ["chat"]
+        patient.cancel()
+
+    asyncio.run(main())
+
+
+def test_callers_are_held_while_a_try_is_about_to_begin() -> None:
+    async def main() -> None:
+        house = House({"a": 1})
+        house.routes.put(
+            "chat", "sleeping", arrival=Arrival(slots=1, seconds=1.0, problem="full", problem_since=0.0, retry_at=1.0)
+        )
+        task = asyncio.ensure_future(house.take())
+        await asyncio.sleep(0)
+        assert not task.done()
+        task.cancel()
 
     asyncio.run(main())
 
@@ -265,5 +312,17 @@ def test_an_excluded_engine_is_reported_once_and_gets_nothing_more() -> None:
         assert names == ["b"] * 4
         assert house.slots.engine_faults.take() == {"a": "its key is refused"}
         assert house.slots.engine_faults.take() == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("priority", [Priority.MEDIUM, Priority.LOW])
+def test_nothing_is_remembered_of_a_request_that_ended_before_its_first_byte(priority: Priority) -> None:
+    async def main() -> None:
+        house = House({"a": 1})
+        (await house.take(priority)).release(RequestOutcome.BROKEN)
+        assert house.slots._recallable == {}
+        assert [state.recallable for state in house.slots.dispatcher._states.values()] == [{}]
+        house.check_empty()
 
     asyncio.run(main())

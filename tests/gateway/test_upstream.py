@@ -280,3 +280,29 @@ def test_cancelling_a_request_closes_its_connection() -> None:
             assert upstream._connections == set()
 
     run(main)
+
+
+def with_headers(count: int) -> bytes:
+    """A right answer with so many headers."""
+    return OK.replace(b"\r\n", b"\r\n" + b"x: y\r\n" * (count - 1), 1)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        with_headers(101),
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 12_000,
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 4_000,
+    ],
+    ids=["too many headers", "a head without an end", "too many interim answers"],
+)
+def test_an_answer_with_too_long_a_head_is_an_error(reply: bytes) -> None:
+    async def main() -> None:
+        engine = Engine([reply])
+        async with running(engine) as upstream:
+            with pytest.raises(EngineDisconnected):
+                await ask(upstream, engine)
+            engine.replies = [with_headers(100)]
+            assert await ask(upstream, engine) == (200, b"Hello")
+
+    run(main)

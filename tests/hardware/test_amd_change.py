@@ -29,6 +29,7 @@ from aimgpu.hardware.simulated import find_product
 from aimgpu.hardware.simulated.sysfs_tree import pci_path
 
 GPU0 = "amd-1122334455660000"
+ALL_CAPABILITIES, DOCKERS_CAPABILITIES = 0x1FFFFFFFFFF, 0xA80425FB
 
 
 def nobody_waits(_: float) -> None:
@@ -173,13 +174,20 @@ def test_a_memory_mode_that_the_firmware_did_not_take_is_a_failure_and_compute_m
         hardware_of(kernel).apply_layout(GPU0, "CPX/NPS4", reload_driver=True)
 
 
-def test_a_reload_that_did_not_happen_is_a_failure_and_the_request_is_withdrawn() -> None:
+def proc_with(folder: Path, capabilities: int) -> Path:
+    """A /proc in which this process has these."""
+    (folder / "self").mkdir()
+    (folder / "self" / "status").write_text(f"Name:\tx\nCapEff:\t{capabilities:016x}\n")
+    return folder
+
+
+def test_a_reload_that_did_not_happen_is_a_failure_and_the_request_is_withdrawn(tmp_path: Path) -> None:
     kernel = EmulatedKernel(["MI300X", "MI300X"])
 
     def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> CommandResult:
         return CommandResult(status=0, stdout="", stderr="")
 
-    reloader = ModprobeReloader(TreeSysfs(kernel), run, sleep=nobody_waits)
+    reloader = ModprobeReloader(TreeSysfs(kernel), run, proc=proc_with(tmp_path, ALL_CAPABILITIES), sleep=nobody_waits)
     hardware = AmdHardware(TreeSysfs(kernel), reloader=reloader, patience=QUICK)
     with pytest.raises(LayoutNotApplied, match="is SPX/NPS1 after the driver reload"):
         hardware.apply_layout(GPU0, "CPX/NPS4", reload_driver=True)
@@ -193,20 +201,20 @@ def test_a_gpu_that_does_not_come_back_is_said_to_be_gone() -> None:
         hardware_of(kernel).apply_layout(GPU0, "CPX")
 
 
-def test_a_failed_reload_withdraws_the_request() -> None:
+def test_a_failed_reload_withdraws_the_request(tmp_path: Path) -> None:
     kernel = EmulatedKernel(["MI300X", "MI300X"])
 
     def run(argv: Sequence[str], *, timeout_seconds: float, answer: str = "") -> CommandResult:
         return CommandResult(status=1, stdout="", stderr="modprobe: FATAL: Module amdgpu is in use.")
 
-    reloader = ModprobeReloader(TreeSysfs(kernel), run, sleep=nobody_waits)
+    reloader = ModprobeReloader(TreeSysfs(kernel), run, proc=proc_with(tmp_path, ALL_CAPABILITIES), sleep=nobody_waits)
     hardware = AmdHardware(TreeSysfs(kernel), reloader=reloader, patience=QUICK)
     with pytest.raises(HardwareFailed, match="in use"):
         hardware.apply_layout(GPU0, "CPX/NPS4", reload_driver=True)
     assert kernel.pending == {0: "NPS1", 1: "NPS1"}
 
 
-def test_a_driver_that_never_comes_back_is_waited_for_within_bounds() -> None:
+def test_a_driver_that_never_comes_back_is_waited_for_within_bounds(tmp_path: Path) -> None:
     kernel = EmulatedKernel(["MI300X"])
     waits: list[float] = []
 
@@ -214,7 +222,9 @@ def test_a_driver_that_never_comes_back_is_waited_for_within_bounds() -> None:
         kernel.change(driver_loaded=False)
         return CommandResult(status=0, stdout="", stderr="")
 
-    reloader = ModprobeReloader(TreeSysfs(kernel), run, seconds=10, sleep=waits.append)
+    reloader = ModprobeReloader(
+        TreeSysfs(kernel), run, proc=proc_with(tmp_path, ALL_CAPABILITIES), seconds=10, sleep=waits.append
+    )
     hardware = AmdHardware(TreeSysfs(kernel), reloader=reloader, patience=QUICK)
     with pytest.raises(HardwareFailed, match="did not come back within 10s"):
         hardware.apply_layout(GPU0, "CPX/NPS4", reload_driver=True)
@@ -222,10 +232,8 @@ def test_a_driver_that_never_comes_back_is_waited_for_within_bounds() -> None:
 
 
 def test_a_container_without_sys_module_is_told_what_it_lacks(tmp_path: Path) -> None:
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "status").write_text("Name:\tx\nCapEff:\t00000000a80425fb\n")  # Docker's default set
     kernel = EmulatedKernel(["MI300X"])
-    reloader = ModprobeReloader(TreeSysfs(kernel), proc=tmp_path)
+    reloader = ModprobeReloader(TreeSysfs(kernel), proc=proc_with(tmp_path, DOCKERS_CAPABILITIES))
     hardware = AmdHardware(TreeSysfs(kernel), reloader=reloader, patience=QUICK)
     with pytest.raises(NotAllowed) as caught:
         hardware.apply_layout(GPU0, "CPX/NPS4", reload_driver=True)

@@ -221,3 +221,12 @@ def test_two_gpus_that_claim_one_unique_id_are_named_by_their_address() -> None:
     for path in [path for path in kernel.tree if path.endswith("/unique_id")]:
         kernel.tree[path] = "00000000deadbeef\n"
     assert [device.id for device in hardware_of(kernel).read_devices()] == ["amd-0000:05:00.0", "amd-0000:15:00.0"]
+
+
+@pytest.mark.parametrize(("mode", "last"), [("DPX", "4,5,6,7"), ("QPX", "6,7"), ("CPX", "7")])
+def test_a_partition_names_the_dies_that_it_has_in_every_mode(mode: str, last: str) -> None:
+    kernel = EmulatedKernel(["MI300X"])
+    kernel.change_gpu(0, compute_mode=mode)
+    hardware = hardware_of(kernel)
+    (device,) = hardware.read_devices()
+    assert hardware.identify(device, device.layout.partitions[-1]).environment["AIM_XCD_ID"] == last

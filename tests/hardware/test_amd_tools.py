@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.downloads import DownloadFailed
 from tests.hardware import contract
 from tests.hardware.emulation.fuse import mounted
 from tests.hardware.emulation.kernel import EmulatedKernel, KernelReloader
@@ -61,7 +62,7 @@ def tools(request: pytest.FixtureRequest) -> Path:
     wanted: ToolSet = request.param
     try:
         return unpack(wanted)
-    except (subprocess.SubprocessError, OSError) as error:
+    except (DownloadFailed, subprocess.SubprocessError, OSError) as error:
         pytest.skip(f"the packages of {wanted.name} cannot be had: {error}")
 
 

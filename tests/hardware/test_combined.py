@@ -1,6 +1,7 @@
 import pytest
 from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
 
+from aimgpu.domain import Device
 from aimgpu.errors import UnknownDevice
 from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.combined import CombinedHardware
@@ -26,3 +27,19 @@ def test_what_any_backend_finds_is_passed_on() -> None:
     kernel.change(driver_loaded=False)
     both = CombinedHardware([AmdHardware(TreeSysfs(kernel)), SimulatedHardware([("H200-141", 1)])])
     assert [finding.code for finding in both.inspect()] == ["no-driver"]
+
+
+def test_the_driver_is_reloaded_only_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = SimulatedHardware([("MI300X", 1)])
+    asked: list[bool] = []
+    apply = backend.apply_layout
+
+    def noting(device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
+        asked.append(reload_driver)
+        return apply(device_id, layout_name, reload_driver=reload_driver)
+
+    monkeypatch.setattr(backend, "apply_layout", noting)
+    (device,) = backend.read_devices()
+    CombinedHardware([backend]).apply_layout(device.id, "CPX/NPS1")
+    CombinedHardware([backend]).apply_layout(device.id, "SPX/NPS1", reload_driver=True)
+    assert asked == [False, True]

@@ -11,9 +11,10 @@ from aimgpu.domain.compute import granted_compute, partition_part, partition_ppm
 from aimgpu.errors import UnknownLayout, UnknownProduct
 from aimgpu.hardware.amd import modes, products
 from aimgpu.hardware.amd.modes import PAGE_BYTES, RESERVED_BYTES, Chip
+from aimgpu.hardware.known_gpus import SOURCES, known_gpus
 from aimgpu.hardware.simulated import SimulatedHardware, find_product, known_products
 from aimgpu.hardware.simulated.products import Product
-from aimgpu.units import PPM
+from aimgpu.units import GIB, PPM
 
 AMD = [part for part in known_products() if part.chip is not None]
 NVIDIA = [part for part in known_products() if part.mig]
@@ -122,17 +123,36 @@ def test_a_damaged_number_of_dies_is_not_as_many_partitions(xccs: int) -> None:
 # --- names ---
 
 
-@pytest.mark.parametrize("pci_device", sorted({*products._PRODUCTS, *products._VIRTUAL_FUNCTIONS}))
-def test_a_pci_id_has_one_name_whether_the_gpu_is_real_or_virtual(pci_device: int) -> None:
-    name = products.product_name(pci_device, 90402)
-    assert name.startswith("MI")
+@pytest.mark.parametrize(
+    ("pci_device", "name"),
+    [(0x74A1, "MI300X"), (0x74B5, "MI300X"), (0x74A9, "MI300X"), (0x74BC, "MI308X"), (0x740F, "MI210"), (0x7410, "MI210")],
+)
+def test_a_pci_id_has_one_name_whether_the_gpu_is_real_or_virtual(pci_device: int, name: str) -> None:
+    assert products.product_name(pci_device, 90402) == name
     assert products.market_name(pci_device) == f"AMD Instinct {name}"
-    assert products.is_virtual_function(pci_device) == (pci_device not in products._PRODUCTS)
 
 
-def test_no_pci_id_is_both_a_gpu_and_a_part_of_one() -> None:
-    assert not products._PRODUCTS.keys() & products._VIRTUAL_FUNCTIONS.keys()
-    assert set(products._VIRTUAL_FUNCTIONS.values()) <= set(products._PRODUCTS.values())
+@pytest.mark.parametrize(
+    ("pci_device", "units", "gib", "name"),
+    [
+        (0x744C, 96, 23.98, "RX-7900-XTX"),
+        (0x744C, 84, 19.98, "RX-7900-XT"),
+        (0x744C, 80, 15.98, "RX-7900-GRE"),
+        (0x744C, 70, 15.98, "gfx1100-744c"),  # none that is known has so many
+        (0x7480, 32, 15.98, "RX-7600-XT"),
+        (0x7480, 32, 7.98, "RX-7600"),
+        (0x7590, 32, 7.95, "RX-9060-XT-8"),
+        (0x1586, 40, 96, "8060S-96"),
+        (0x1586, 40, 62, "8060S-64"),
+        (0x740C, 104, 63.98, "MI250"),
+        (0x740C, 110, 63.98, "MI250X"),
+        (0x74A1, 38, 191.98, "MI300X"),  # one partition of eight is seen
+    ],
+)
+def test_cards_that_share_a_pci_id_are_told_apart_by_their_units_and_memory(
+    pci_device: int, units: int, gib: float, name: str
+) -> None:
+    assert products.product_name(pci_device, 110000, units, round(gib * GIB)) == name
 
 
 @pytest.mark.parametrize("part", AMD, ids=named)
@@ -152,17 +172,80 @@ def test_an_architecture_is_named_as_compilers_name_it(target: int, name: str) -
 
 @pytest.mark.parametrize("part", known_products(), ids=named)
 def test_a_product_is_found_under_every_name_of_it_in_any_case(part: Product) -> None:
-    for name in (part.name, part.market_name, *part.aliases):
+    namesakes = [other for other in known_products() if other.market_name == part.market_name]
+    for name in (part.name, part.market_name)[: 1 if len(namesakes) > 1 else 2]:
         for spelling in (name, name.upper(), name.lower(), f"  {name} ", name.replace("-", " "), name.replace(" ", "_")):
             assert find_product(spelling) is part
 
 
-@pytest.mark.parametrize("name", ["", " ", "MI", "MI300", "AMD", "Instinct", "H100-94", "\x00", "MI300X; rm", "M" * 10_000])
-def test_a_name_of_no_product_is_refused_with_those_there_are(name: str) -> None:
+@pytest.mark.parametrize(
+    ("typed", "product"),
+    [
+        ("RTX 4090", "RTX-4090-24"),
+        ("rtx4090", "RTX-4090-24"),
+        ("4090", "RTX-4090-24"),
+        ("NVIDIA GeForce RTX 4070 Laptop GPU", "RTX-4070-Laptop-8"),
+        ("4070 mobile", "RTX-4070-Laptop-8"),
+        ("4060 Ti 16GB", "RTX-4060-Ti-16"),
+        ("RTX 5090 32 GB", "RTX-5090-32"),
+        ("7900xtx", "RX-7900-XTX"),
+        ("Radeon RX 9070 XT", "RX-9070-XT"),
+        ("Strix Halo", "8060S-96"),
+        ("Ryzen AI Max+ 395", "8060S-96"),
+        ("RTX 6000 Ada", "RTX-6000-Ada-48"),
+        ("RTX PRO 6000", "RTX-PRO-6000-96"),
+        ("a100 80gb", "A100-80"),
+        ("H100-80GB", "H100-80"),
+        ("NVIDIA L40S", "L40S-48"),
+        ("T4", "T4-16"),
+        ("MI250", "MI250"),
+    ],
+)
+def test_a_gpu_is_found_by_what_people_call_it(typed: str, product: str) -> None:
+    assert find_product(typed).name == product
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("RTX 4O90", "RTX-4090-24"),
+        ("MI300", "MI300X"),
+        ("RTX 4060 Ti", "RTX-4060-Ti-16"),
+        ("A100", "A100-40"),
+        ("7900 xxt", "RX-7900-XT"),
+        ("GTX 1080", "RTX-3060-12"),  # none is like it
+    ],
+)
+def test_a_name_that_is_no_single_gpu_is_answered_with_one_that_is(typed: str, meant: str) -> None:
+    with pytest.raises(UnknownProduct) as caught:
+        find_product(typed)
+    assert meant in str(caught.value.hint)
+    assert find_product(meant).name == meant
+
+
+@pytest.mark.parametrize("name", ["", " ", "MI", "AMD", "Instinct", "H100-94", "\x00", "MI300X; rm", "M" * 10_000, "rtx" * 999])
+def test_a_name_of_no_product_is_refused_with_where_they_are_listed(name: str) -> None:
     with pytest.raises(UnknownProduct) as caught:
         find_product(name)
-    for part in known_products():
-        assert part.name in str(caught.value.hint)
+    assert "aimgpu gpus --known" in str(caught.value.hint)
+    assert len(caught.value.message) < 200
+
+
+def test_every_figure_has_a_source_that_is_explained() -> None:
+    assert {gpu.source for gpu in known_gpus()} == SOURCES.keys()
+    for gpu in known_gpus():
+        assert gpu.compute_units > 0
+        assert gpu.memory_bytes > 4 * GIB
+
+
+@pytest.mark.parametrize("part", [part for part in known_products() if not part.chip and not part.mig], ids=named)
+def test_a_gpu_that_cannot_be_divided_is_one_partition_with_all_of_it(part: Product) -> None:
+    hardware = SimulatedHardware([(part.name, 1)])
+    (device,) = hardware.read_devices()
+    assert [layout.name for layout in device.layouts] == ["whole"]
+    assert device.layout.memory_bytes == part.memory_bytes == device.layout.partitions[0].memory_bytes
+    with pytest.raises(UnknownLayout):
+        hardware.apply_layout(device.id, "CPX/NPS1")
 
 
 # --- MIG ---

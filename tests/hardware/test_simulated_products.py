@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aimgpu.domain import SliceProfile
-from aimgpu.errors import UnknownProduct
-from aimgpu.hardware.simulated import SimulatedHardware, find_product, known_products, mig
+from aimgpu.hardware.simulated import SimulatedHardware, find_product, mig
 
 
 @pytest.mark.parametrize("name", ["mi300x", "MI300X", "AMD Instinct MI300X", "amd_instinct_mi300x", " MI-300X "])
@@ -17,14 +16,6 @@ def test_spellings_of_one_part_are_one_part(name: str) -> None:
 )
 def test_market_names_are_known(name: str, part: str) -> None:
     assert find_product(name).name == part
-
-
-@pytest.mark.parametrize("name", ["MI9000", "", "AMD", "A100", "mi300xx"])
-def test_unknown_names_are_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(UnknownProduct) as caught:
-        find_product(name)
-    for part in known_products():
-        assert part.name in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_device_is_told_by_uuid_with_what_can_be_given_away(
 def test_a_gpu_without_mig_has_one_layout(connect: Connect) -> None:
     (device,) = connect(FakeLibrary([l4()])).read_devices()
     assert [layout.name for layout in device.layouts] == ["whole"]
-    assert (device.product, device.compute_units) == ("L4-23", 58)
+    assert (device.product, device.compute_units) == ("L4-24", 58)
 
 
 def test_layouts_come_from_what_the_device_tells_and_not_from_a_table(connect: Connect) -> None:

@@ -68,7 +68,7 @@ def test_what_is_claimed_comes_from_the_recording_alone() -> None:
     recorded = record_nvidia(nvml_over(FakeLibrary([h200(), h200(1), l4(2), h100(3, lost=True)])))
     assert recorded is not None
     large, small = summarize_nvidia(recorded)
-    assert (large.product, small.product) == ("H200-141", "L4-23")
+    assert (large.product, small.product) == ("H200-141", "L4-24")
     assert "7g.141gb" in large.layouts
     assert small.layouts == ("whole",)
 

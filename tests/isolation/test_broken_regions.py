@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.isolation.test_region import attach
 
 from aimgpu.domain import Device, Grant, Level
 from aimgpu.errors import RegionUnusable
@@ -82,3 +83,14 @@ def test_requests_are_signalled_in_the_region_that_is_there_now(
         (region,) = [one for one in interposer.regions() if any(use.name == grant.instance_id for use in one.read_use())]
         assert region._layout.tenants[0].writers[0].running == 1
         region.path.unlink()
+
+
+def test_what_a_dead_process_had_is_not_used_any_more(tmp_path: Path, make_device: MakeDevice, make_grant: MakeGrant) -> None:
+    device = make_device()
+    grant = make_grant(device, level=Level.RUNTIME)
+    interposer = Interposer(tmp_path, find_library=lambda: Path("/lib.so"), why_not=lambda: None)
+    interposer.enforce(grant, device, device.layout.partitions[0])
+    (region,) = interposer.regions()
+    attach(region, grant.instance_id, GIB)
+    attach(region, grant.instance_id, 2 * GIB).start_ticks += 1  # another process has its number by now
+    assert interposer.read_used_bytes(grant) == GIB

@@ -8,7 +8,7 @@ from benchmarks.isolation_plot import SETUPS, draw
 from benchmarks.isolation_tables import read, read_figures, render_page
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "explanation" / "isolation.md").read_text()
+PAGE = (ROOT / "docs" / "explanation" / "isolation-figures.md").read_text()
 FIGURES = read_figures()
 RANDOM = json.loads((ROOT / "benchmarks" / "results" / "isolation-h200-random.json").read_text())["figures"] | FIGURES
 TRANSFORMER = json.loads((ROOT / "benchmarks" / "results" / "isolation-h200-transformer.json").read_text())["figures"]
@@ -87,6 +87,7 @@ def test_the_plot_is_drawn_from_the_same_file() -> None:
 
 
 def test_the_bounds_on_the_page_are_those_in_the_code() -> None:
+    page = (ROOT / "docs" / "explanation" / "isolation.md").read_text()
     from aimgpu.isolation.region import GateBounds  # noqa: PLC0415 beside its only use
 
     bounds = GateBounds()
@@ -100,4 +101,4 @@ def test_the_bounds_on_the_page_are_those_in_the_code() -> None:
     ):
         number, unit = shown.split()
         assert getattr(bounds, name) == int(number) * {"s": 10**9, "ms": 10**6}[unit]
-        assert f"| `{name}` | {shown} |" in PAGE
+        assert f"| `{name}` | {shown} |" in page

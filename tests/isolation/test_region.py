@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -225,3 +226,70 @@ def test_a_fuzzed_region_is_read_or_refused_never_worse(tmp_path_factory: pytest
     opened.read_use()
     opened.reap()
     opened.close()
+
+
+def test_a_cap_that_is_raised_is_never_put_back(region: Region) -> None:
+    """A reservation about to be taken back is in the sum for a moment; others may have used the larger cap already."""
+    region.admit(TenantLimits(name="chat", cap_bytes=1 * GIB))
+    attach(region, "chat", 3 * GIB)
+    region.resize("chat", 2 * GIB)
+    assert region.tenant_of("chat").cap_bytes == 2 * GIB
+    with pytest.raises(ShareInUse):
+        region.resize("chat", 1 * GIB)
+    assert region.tenant_of("chat").cap_bytes == 2 * GIB
+
+
+def test_a_place_whose_process_died_over_claiming_it_is_released(region: Region) -> None:
+    region.admit(TenantLimits(name="chat", cap_bytes=1 * GIB))
+    slot = region.tenant_of("chat").processes[0]
+    slot.state = layout.CLAIMED
+    assert region.reap() == 1
+    assert slot.state == layout.FREE
+
+
+class Sleeper(threading.Thread):
+    """Waits for the region as a launch that is held back does."""
+
+    def __init__(self, region: Region) -> None:
+        super().__init__(daemon=True)
+        self._header = region.header
+        self._address = ctypes.addressof(region.header) + layout.Header.wake.offset
+        self.woken: bool | None = None  # None: it still waits; False: nobody woke it
+
+    def run(self) -> None:
+        number, seconds = _futex_number(), (ctypes.c_long * 2)(20, 0)
+        self._header.waiters += 1
+        found = ctypes.CDLL(None).syscall(
+            number, ctypes.c_void_p(self._address), 0, ctypes.c_uint(self._header.wake), ctypes.byref(seconds), None, 0
+        )
+        self._header.waiters -= 1
+        self.woken = found == 0
+
+    def sleeps(self) -> bool:
+        """By what the kernel shows of the thread."""
+        try:
+            call = Path(f"/proc/self/task/{self.native_id}/syscall").read_text().split()
+            return call[:2] == [str(_futex_number()), f"{self._address:#x}"]
+        except OSError:
+            return False
+
+
+def _futex_number() -> int:
+    return {"x86_64": 202, "aarch64": 98}[os.uname().machine]
+
+
+@pytest.mark.parametrize("change", ["wake", "yield", "dismiss"])
+def test_launches_that_wait_are_woken_when_what_they_wait_for_changes(region: Region, change: str) -> None:
+    region.admit(TenantLimits(name="chat", cap_bytes=GIB, priority=Priority.HIGH, compute_ppm=300_000))
+    sleeper = Sleeper(region)
+    sleeper.start()
+    while sleeper.is_alive() and not sleeper.sleeps():
+        pass
+    if change == "wake":
+        region.wake()
+    elif change == "yield":
+        region.set_yield("chat", 500_000)
+    else:
+        region.dismiss("chat")
+    sleeper.join()
+    assert sleeper.woken

@@ -189,7 +189,9 @@ def test_who_uses_a_device_without_a_region_is_loose_though_the_driver_lists_nob
     fake_process(proc, 2, opens=driver, maps="/usr/lib/libcuda.so.1")
     fake_process(proc, 3, opens="/dev/nvidiactl", maps="/usr/lib/libnvidia-ml.so.1")  # only looks
     fake_process(proc, 4, opens=driver, maps=f"{region.path} (deleted)")  # made anew since: its limits hold nobody
-    loose = find_loose([region], [1, 2, 3, 4, 5], proc)
+    fake_process(proc, 6, opens=driver, maps="")
+    (proc / "6" / "maps").unlink()  # it ends between two looks, or is not ours to look at
+    loose = find_loose([region], [1, 2, 3, 4, 5, 6], proc)
     assert loose == {2, 4}
     (verdict,) = judge([usage((4711, GIB))], [replace(watched, loose=loose, demanded=True)])[:1]
     assert (verdict.finding, verdict.pids, verdict.action) == (Violation.UNHELD, loose, WatchdogPolicy.STOP)

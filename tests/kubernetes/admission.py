@@ -13,8 +13,9 @@ from tests.cluster.processes import Process
 from tests.cluster.waiting import wait_until
 from tests.kubernetes.accounts import NAMESPACE, make_account
 
-from aimgpu.kubernetes.admission.access_rules import cluster_role_rules, role_rules
-from aimgpu.kubernetes.admission.webhook_configurations import NAME, mutating_configuration, validating_configuration
+from aimgpu.kubernetes.cluster.admission.access_rules import cluster_role_rules, role_rules
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration, validating_configuration
+from aimgpu.kubernetes.vocabulary.names import WEBHOOKS as NAME
 
 SERVICE = "aim-gpu-sharing-admission"
 FIRST_PORT = 9443
@@ -22,7 +23,7 @@ _OF_SERVICE = "kubernetes.io/service-name"
 
 
 def start(cluster: Cluster, kubeconfig: Path, port: int, *options: str) -> Process:
-    command = [sys.executable, "-m", "aimgpu.kubernetes.admission", "--port", str(port), "--namespace", NAMESPACE]
+    command = [sys.executable, "-m", "aimgpu.kubernetes.cluster.admission", "--port", str(port), "--namespace", NAMESPACE]
     process = cluster.start(f"admission-{port}", [*command, *options], env={"KUBECONFIG": str(kubeconfig)})
 
     def check() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from queue import Queue
@@ -15,10 +15,10 @@ from threading import Thread
 from typing import Any
 
 from aiohttp import web
-from tests.kubernetes.object_store import Object, ObjectStore, Place, Rejected, matches
+from tests.kubernetes.object_store import Object, ObjectStore, Place, Rejected
 
-from aimgpu.kubernetes.api_access import Access
-from aimgpu.kubernetes.api_client import Client
+from aimgpu.kubernetes.api.access import Access
+from aimgpu.kubernetes.api.client import Client
 
 Fault = Callable[[str, str], int | None]  # method and path: a status to answer with; None: nothing is wrong
 _READING = ("GET",)
@@ -54,8 +54,9 @@ class ApiServer:
 
     store: ObjectStore = field(default_factory=ObjectStore)
     writes: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)  # without watches
     fault: Fault = field(default=lambda _method, _path: None)
-    groups: set[str] = field(default_factory=lambda: {"resource.k8s.io/v1"})  # that are served
+    absent: set[str] = field(default_factory=lambda: {"nvidia.com/v1", "serving.kserve.io/v1beta1"})  # groups, not served
     minor: str = "36"  # of its version
     user: Object = field(default_factory=dict)  # who asks, as a SelfSubjectReview reports it
     budgets: set[str] = field(default_factory=set)  # pods that may not be evicted now
@@ -66,6 +67,8 @@ class ApiServer:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if (status := self.fault(request.method, request.path)) is not None:
             return _refusal(status, "Fault", "refused by the test")
+        if request.path.removeprefix("/apis/").startswith(tuple(self.absent)):
+            return _refusal(404, "NotFound", "the server could not find the requested resource")
         body = json.loads(await request.read() or b"null")
         if request.path.endswith("/log"):
             before = " before" if request.query.get("previous") == "true" else ""
@@ -75,8 +78,10 @@ class ApiServer:
                 return await self._watch(request)
             answer = self._answer(request, body)
         except Rejected as rejected:
-            return _refusal(rejected.status, rejected.reason, str(rejected))
-        if request.method not in _READING:
+            return _refusal(rejected.status, rejected.reason, str(rejected), rejected.causes)
+        if request.method in _READING:
+            self.reads.append(f"{request.method} {request.path}")
+        else:
             self.writes.append(f"{request.method} {request.path}")
             self._wake()
         return web.json_response(answer)
@@ -124,8 +129,6 @@ class ApiServer:
         if request.path == "/version":
             return {"major": "1", "minor": self.minor}
         if request.method == "GET" and request.path.count("/") == 3 and request.path.startswith("/apis/"):
-            if request.path.removeprefix("/apis/") not in self.groups:
-                raise Rejected(404, "NotFound", "the server could not find the requested resource")
             return {"kind": "APIResourceList"}
         target, manager = read_path(request.path), request.query.get("fieldManager", "test")
         if request.method == "GET":
@@ -153,7 +156,14 @@ class ApiServer:
     def _post(self, target: Target, body: Object, manager: str) -> Object:
         if target.subresource == "eviction":
             if target.name in self.budgets:
-                raise Rejected(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
+                raise Rejected(
+                    429,
+                    "TooManyRequests",
+                    "Cannot evict pod as it would violate the pod's disruption budget.",
+                    causes=[{"reason": "DisruptionBudget", "message": "The disruption budget careful needs 1 healthy pods"}],
+                )
+            if (body.get("deleteOptions") or {}).get("dryRun"):
+                return self.store.find(target.place)
             return self.store.delete(target.place)
         return self.store.create(target.collection, target.namespace, body, manager)
 
@@ -192,14 +202,14 @@ class ApiServer:
                 return response
 
     def _lines(self, target: Target, since: int, labels: str, fields: str) -> list[bytes]:
-        return [
-            json.dumps({"type": change.type, "object": change.object}).encode() + b"\n"
+        events = [
+            change.seen_by(labels, fields)
             for change in self.store.history
             if change.version > since
             and change.collection == target.collection
             and target.namespace in ("", change.object["metadata"].get("namespace", ""))
-            and matches(change.object, labels, fields)
         ]
+        return [json.dumps(event).encode() + b"\n" for event in events if event is not None]
 
 
 @asynccontextmanager
@@ -279,8 +289,9 @@ def _apply_json(item: Object, operations: list[Object]) -> Object:
     return found
 
 
-def _refusal(status: int, reason: str, message: str) -> web.Response:
-    return web.json_response(_status(status, reason, message), status=status)
+def _refusal(status: int, reason: str, message: str, causes: Sequence[Object] = ()) -> web.Response:
+    body = {**_status(status, reason, message), **({"details": {"causes": list(causes)}} if causes else {})}
+    return web.json_response(body, status=status)
 
 
 def _status(status: int, reason: str, message: str) -> Object:

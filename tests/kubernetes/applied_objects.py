@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 from aimgpu.control.stack.stack_file import parse_stack
-from aimgpu.kubernetes.serving.engine_container import ServingImages
-from aimgpu.kubernetes.serving.manifests import RenderOptions, render_model
+from aimgpu.kubernetes.models.serving.engine_container import ServingImages
+from aimgpu.kubernetes.models.serving.manifests import RenderOptions, render_model
 
 ASSOCIATIVE = {"containers": ("name",), "volumes": ("name",), "ports": ("containerPort", "protocol"), "env": ("name",)}
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.node import Node
-from tests.native.conftest import DriverState, Toolchain
+from tests.native.conftest import Toolchain
 
 from aimgpu.hardware.simulated import find_product
 from aimgpu.hardware.simulated.emulated import EmulatedGpu
 from aimgpu.hardware.simulated.sysfs_tree import EmulatedMachine, Tree, lay_out, write_tree
+from aimgpu.hardware.software.state import DriverState
 from aimgpu.units import GIB
 
 STANDIN_ID = 0xA0A0A0A0A0A0A0A0  # hipDeviceGetUuid of the stand-in driver for its first device

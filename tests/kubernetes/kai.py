@@ -15,7 +15,7 @@ from tests.cluster.waiting import wait_until
 from tests.kubernetes.admission import running_admission
 from tests.kubernetes.node_agent import ACCOUNT, NAMESPACE, NodeAgent, running_agent
 
-from aimgpu.kubernetes.agent.access_rules import kai_rules
+from aimgpu.kubernetes.node.agent.access_rules import kai_rules
 
 PRODUCT = "H200-141"
 QUEUE = "default-queue"

@@ -18,8 +18,8 @@ from typing import Any
 
 from aiohttp import web
 
-from aimgpu.kubernetes.api_access import Access
-from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.api.access import Access
+from aimgpu.kubernetes.api.client import Client, Object, Resource
 
 _PATH = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
@@ -114,7 +114,7 @@ class MemoryApi:
         if (group := path.removeprefix("/apis/")) in self.served:
             return web.json_response({"kind": "APIResourceList", "groupVersion": group})
         match = _PATH.fullmatch(path)
-        if match is None:
+        if match is None or (path.startswith("/apis/") and "/".join(path.split("/")[2:4]) not in self.served):
             return _error(404, f"there is no {path}")
         for fault in self._faults:
             if fault.times and (fault.method, fault.plural) == (request.method, match["plural"]):

@@ -16,9 +16,9 @@ from tests.cluster.node import Node
 from tests.cluster.processes import Process
 from tests.cluster.waiting import wait_until
 
-from aimgpu.kubernetes import names
-from aimgpu.kubernetes.agent.access_rules import cluster_role_rules
-from aimgpu.kubernetes.dra_driver.device_classes import device_classes
+from aimgpu.kubernetes.node.agent.access_rules import cluster_role_rules
+from aimgpu.kubernetes.node.dra_driver.device_classes import device_classes
+from aimgpu.kubernetes.vocabulary import names
 
 NAMESPACE, ACCOUNT = "aimgpu", "node-agent"
 
@@ -34,7 +34,7 @@ class NodeAgent:
     waits_for: str = "kubelet.registered"  # in its log, before it is of use
 
     def start(self, *, wait: bool = True) -> None:
-        command = [sys.executable, "-m", "aimgpu.kubernetes.agent", "--node-name", self.node.name]
+        command = [sys.executable, "-m", "aimgpu.kubernetes.node.agent", "--node-name", self.node.name]
         command += [
             "--state",
             str(self.state),

@@ -8,7 +8,7 @@ version is refused, `status` is written through its subresource only, and the la
 import copy
 import datetime as dt
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,9 @@ Place = tuple[str, str, str]  # collection, namespace, name
 
 
 class Rejected(Exception):
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, status: int, reason: str, message: str, causes: Sequence[Object] = ()) -> None:
         super().__init__(message)
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.causes = status, reason, causes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,17 @@ class Change:
     collection: str
     type: str
     object: Object
+    before: Object | None = None
+
+    def seen_by(self, labels: str, fields: str) -> Object | None:
+        """The event of a watch with these selectors: one that stops being selected is deleted for it. None: no event."""
+        if matches(self.object, labels, fields):
+            came = self.before is not None and self.type != "DELETED" and not matches(self.before, labels, fields)
+            return {"type": "ADDED" if came else self.type, "object": self.object}
+        if self.before is None or not matches(self.before, labels, fields):
+            return None
+        metadata = {**self.before["metadata"], "resourceVersion": str(self.version)}
+        return {"type": "DELETED", "object": {**self.before, "metadata": metadata}}
 
 
 @dataclass
@@ -112,8 +123,10 @@ class ObjectStore:
     def _store(self, place: Place, item: Object, kind: str) -> Object:
         self.version += 1
         item["metadata"]["resourceVersion"] = str(self.version)
+        before = self.objects.get(place)
         self.objects[place] = item
-        self.history.append(Change(version=self.version, collection=place[0], type=kind, object=copy.deepcopy(item)))
+        kept = copy.deepcopy(item)
+        self.history.append(Change(version=self.version, collection=place[0], type=kind, object=kept, before=before))
         return item
 
 

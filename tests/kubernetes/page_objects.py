@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aimgpu.kubernetes.serving import model_labels as labels
+from aimgpu.kubernetes.vocabulary import model_labels as labels
 
 GB = 10**9
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from tests.kubernetes.api_server import ApiServer
 
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.operator.plan_loop import PlanLoop
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.cluster.operator.plan_loop import PlanLoop
 
 NODES, PODS = "/api/v1/nodes", "/api/v1/namespaces/team/pods"
 PLANS, GPU_NODES = "/apis/aim.amd.com/v1alpha1/partitionplans", "/apis/aim.amd.com/v1alpha1/gpunodes"
@@ -32,7 +32,7 @@ class PartitionedCluster:
 
     def start_operator(self) -> None:
         """A new one, which knows nothing of the one before."""
-        self.loop = PlanLoop(self.client, lambda: self.clock)
+        self.loop = PlanLoop(self.client, "system", lambda: self.clock)
 
     def add_node(self, name: str = "n1", layout: str = "SPX/NPS1", **node: Any) -> None:
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **node.pop("labels", {})}}
@@ -53,6 +53,7 @@ class PartitionedCluster:
     async def look(self, times: int = 1) -> None:
         for _ in range(times):
             await self.loop.look()
+            self.clock += 2  # as it waits between looks
 
     async def carry_on(self, looks: int = 8) -> None:
         """Looks, and between them an agent that applies what is wanted."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from aimgpu.kubernetes.kubelet_api import device_plugin_v1beta1_pb2 as pb
+from aimgpu.kubernetes.node.kubelet_api import device_plugin_v1beta1_pb2 as pb
 
 LIST_SECONDS = 300.0
 

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from aimgpu.kubernetes.api_access import Access
-from aimgpu.kubernetes.api_client import Client, Object, Resource
+from aimgpu.kubernetes.api.access import Access
+from aimgpu.kubernetes.api.client import Client, Object, Resource
 
 OWN = "own-token"
 _PLURALS = frozenset(
@@ -100,6 +100,8 @@ class SmallApiServer:
             return _status(403, f"{path.rsplit('/', 1)[-1]} is forbidden: cannot {verb}")
         if path.removeprefix("/apis/") in self.groups:
             return web.json_response({"kind": "APIResourceList"})
+        if path.startswith("/apis/aim.amd.com/v1alpha1") and not self.groups:
+            return _status(404, "the server could not find the requested resource")
         stream = self._log if path.endswith("/log") else self._watch if request.query.get("watch") else self._object
         return await stream(request)
 

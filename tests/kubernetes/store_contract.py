@@ -3,8 +3,8 @@
 import pytest
 
 from aimgpu.errors import ClusterConflict, NotFoundInCluster
-from aimgpu.kubernetes.api_client import Client, Object, Resource
-from aimgpu.kubernetes.operator.node_views import MANAGER, view_node
+from aimgpu.kubernetes.api.client import Client, Object, Resource
+from aimgpu.kubernetes.cluster.operator.node_views import MANAGER, view_node
 
 MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
 NODES = Resource(version="v1", plural="nodes")
@@ -71,7 +71,7 @@ async def _uncordon(client: Client, name: str, manager: str) -> None:
 
 
 async def _is_ours(client: Client, name: str) -> bool:
-    seen = view_node(await client.get(NODES, name), {}, ())
+    seen = view_node(await client.get(NODES, name), {})
     assert seen.cordoned
     return seen.cordoned_by_us
 

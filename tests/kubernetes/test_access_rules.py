@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from aimgpu.kubernetes import custom_resources, standard_resources
-from aimgpu.kubernetes.admission import access_rules as admission_rules
-from aimgpu.kubernetes.admission.certificate_keeper import CONFIGURATIONS
-from aimgpu.kubernetes.agent import access_rules as agent_rules
-from aimgpu.kubernetes.agent.uninstall import uninstall_rules
-from aimgpu.kubernetes.api_client import Resource
-from aimgpu.kubernetes.gateway import access_rules as gateway_rules
-from aimgpu.kubernetes.operator import access_rules as operator_rules
-from aimgpu.kubernetes.page import access_rules as page_rules
+from aimgpu.kubernetes.api import resources as standard_resources
+from aimgpu.kubernetes.api.client import Resource
+from aimgpu.kubernetes.cluster.admission import access_rules as admission_rules
+from aimgpu.kubernetes.cluster.admission.certificate_keeper import CONFIGURATIONS
+from aimgpu.kubernetes.cluster.operator import access_rules as operator_rules
+from aimgpu.kubernetes.cluster.uninstall import uninstall_rules
+from aimgpu.kubernetes.models.gateway import access_rules as gateway_rules
+from aimgpu.kubernetes.models.page import access_rules as page_rules
+from aimgpu.kubernetes.node.agent import access_rules as agent_rules
+from aimgpu.kubernetes.vocabulary import custom_resources
 
-ROOM = Path(str(standard_resources.__file__)).parent
+ROOM = Path(str(standard_resources.__file__)).parent.parent
 VERBS = {
     "get": {"get"},
     "find": {"get"},
     "list": {"list"},
-    "watch": {"list", "watch"},
     "create": {"create"},
     "replace": {"update"},
     "patch": {"patch"},
@@ -44,7 +44,7 @@ APPLIED = {("leases", "create")}  # an apply of what is not there yet
 
 
 # The page's own calls: what its control API changes, it changes with the rights of the caller.
-PAGE = ("page/follower.py", "page/chat_proxy.py", "serving/cluster_view.py")
+PAGE = ("models/page/follower.py", "models/page/chat_proxy.py", "models/serving/cluster_view.py")
 
 
 def used(*places: str) -> set[tuple[str, str]]:
@@ -52,7 +52,7 @@ def used(*places: str) -> set[tuple[str, str]]:
     found = set()
     for path in (path for place in places for path in _files(ROOM / place)):
         tree = ast.parse(path.read_text())
-        found |= _called_by_path(tree)
+        found |= _called_by_path(tree) | {(kind, verb) for kind in _followed(tree) for verb in ("list", "watch")}
         named = {KINDS[node.id] for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in KINDS}
         for verb, kind, subresource in _calls(tree):
             for each in (kind,) if kind else named:
@@ -69,6 +69,13 @@ def _calls(tree: ast.AST) -> Iterator[tuple[str, str | None, str]]:
             under = [ast.literal_eval(one.value) for one in node.keywords if one.arg == "subresource"]
             kind = KINDS.get(first.id) if isinstance(first, ast.Name) else None
             yield node.func.attr, kind, f"/{under[0]}" if under else ""
+
+
+def _followed(tree: ast.AST) -> set[str]:
+    """Kinds of which a file has a Mirror."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
+    kinds = (node.args[1] for node in calls if node.func.id == "Mirror")  # type: ignore[attr-defined]
+    return {KINDS[kind.id] for kind in kinds if isinstance(kind, ast.Name)}
 
 
 def _files(place: Path) -> list[Path]:
@@ -95,17 +102,18 @@ def _called_by_path(tree: ast.AST) -> set[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("rules", "places"),
     [
-        (agent_rules.cluster_role_rules(), ("agent", "dra_driver")),
-        (agent_rules.role_rules(), ("device_plugin",)),
-        (agent_rules.kai_rules(), ("kai",)),
-        (uninstall_rules(), ("agent",)),
-        (admission_rules.cluster_role_rules(), ("admission",)),
-        (admission_rules.role_rules("name"), ("admission",)),
-        (admission_rules.issued_rules("name", "other"), ("admission",)),
-        (operator_rules.cluster_role_rules(), ("operator", "operator/shares")),
-        (operator_rules.role_rules(), ("operator",)),
-        (gateway_rules.cluster_role_rules(), ("gateway",)),
-        (gateway_rules.role_rules("name"), ("gateway",)),
+        (agent_rules.cluster_role_rules(), ("node/agent", "node/dra_driver")),
+        (agent_rules.role_rules(), ("node/device_plugin",)),
+        (agent_rules.kai_rules(), ("node/kai",)),
+        (uninstall_rules(), ("cluster/uninstall.py",)),
+        (admission_rules.cluster_role_rules(), ("cluster/admission",)),
+        (admission_rules.role_rules("name"), ("cluster/admission",)),
+        (admission_rules.issued_rules("name", "other"), ("cluster/admission",)),
+        (operator_rules.cluster_role_rules(), ("cluster/operator", "cluster/operator/shares")),
+        (operator_rules.namespaced_rules(), ("cluster/operator", "cluster/operator/shares")),
+        (operator_rules.role_rules(), ("cluster/operator",)),
+        (gateway_rules.namespaced_rules(), ("models/gateway",)),
+        (gateway_rules.role_rules("name"), ("models/gateway",)),
         (page_rules.cluster_role_rules(), PAGE),
         (page_rules.role_rules(), PAGE),
     ],
@@ -122,8 +130,8 @@ def test_the_page_itself_changes_nothing() -> None:
 def test_the_page_asks_with_its_own_rights_only_where_its_role_is_compared() -> None:
     """A file of the page that keeps the client it was started with, and is not compared, would make the comparison blind."""
     own = {
-        f"page/{path.name}"
-        for path in _files(ROOM / "page")
+        f"models/page/{path.name}"
+        for path in _files(ROOM / "models/page")
         if "self._client." in (text := path.read_text()) or ".own." in text
     }
-    assert own - {"page/callers.py"} <= set(PAGE)
+    assert own - {"models/page/callers.py"} <= set(PAGE)

@@ -16,9 +16,10 @@ from tests.kubernetes.accounts import NAMESPACE
 from tests.kubernetes.admission import FIRST_PORT, SERVICE, running_admission, start
 from tests.kubernetes.node_agent import NodeAgent, running_agent
 
-from aimgpu.kubernetes.admission.namespace_warnings import warning_policies
-from aimgpu.kubernetes.admission.namespaces import AdmittedNamespaces
-from aimgpu.kubernetes.admission.webhook_configurations import NAME, mutating_configuration
+from aimgpu.kubernetes.cluster.admission.warning_policies import changed_pod_warning, warning_policies
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration
+from aimgpu.kubernetes.vocabulary.names import WEBHOOKS as NAME
+from aimgpu.kubernetes.vocabulary.namespaces import AdmittedNamespaces
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,31 @@ def test_where_namespaces_are_labelled_others_get_no_share_and_a_warning_with_th
     wait_until(lambda: _is_given_a_claim(cluster, namespace), "the namespace is selected")
     for kind in ("Deployment", "Job", "CronJob"):
         wait_for(partial(_warning, cluster, kind, namespace), lambda text: text == "", f"no warning for a {kind}")
+
+
+@pytest.fixture
+def warned_of_changes(cluster: Cluster) -> Iterator[None]:
+    cluster.apply(list(changed_pod_warning()))
+    yield
+    for item in changed_pod_warning():
+        cluster.kubectl("delete", item["kind"], item["metadata"]["name"])
+
+
+def test_who_annotates_a_pod_that_is_there_is_warned(cluster: Cluster, namespace: str, warned_of_changes: None) -> None:
+    cluster.apply(pod("there", {"example.com/other": "1"}), namespace)
+
+    def warning(*change: str) -> str:
+        words = ("annotate", "pod", "there", *change, f"--namespace={namespace}", "--dry-run=server", "--warnings-as-errors")
+        try:
+            cluster.kubectl(*words)
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    wait_until(lambda: "the share of a GPU is that of the pod's creation" in warning("gpu-memory=2048"), "the policy's warning")
+    assert "the pod's creation" in warning("aim.amd.com/compute=30%")
+    assert warning("example.com/other=2", "--overwrite") == ""
+    assert warning("example.com/other-") == ""
 
 
 def _is_given_a_claim(cluster: Cluster, namespace: str) -> bool:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from tests.kubernetes.api_server import serving
 
-from aimgpu.kubernetes.admission.namespaces import AdmittedNamespaces, admits, explain_unadmitted
-from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration, validating_configuration
-from aimgpu.kubernetes.serving.unshared_pods import describe_unshared_pods
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration, validating_configuration
+from aimgpu.kubernetes.models.serving.unshared_pods import describe_unshared_pods
+from aimgpu.kubernetes.vocabulary.namespaces import AdmittedNamespaces, admits, explain_unadmitted
 
 ALL, LABELLED = AdmittedNamespaces
 LABEL = "aim.amd.com/admission"

@@ -7,9 +7,9 @@ import pytest
 from tests.kubernetes.test_admission_review import H200, QWEN, SEAT, apply, cluster_of, pod, slice_of
 
 from aimgpu.errors import InvalidInput
-from aimgpu.kubernetes.admission.inventory import PublishedGpus
-from aimgpu.kubernetes.admission.replicas import OfferedReplicas
-from aimgpu.kubernetes.admission.review import Cluster, review_pod
+from aimgpu.kubernetes.cluster.admission.inventory import PublishedGpus
+from aimgpu.kubernetes.cluster.admission.replicas import OfferedReplicas
+from aimgpu.kubernetes.cluster.admission.review import Cluster, review_pod
 from aimgpu.sizing import built_in
 
 GIB = 1 << 30

@@ -3,14 +3,15 @@
 import base64
 import copy
 import json
+import re
 from typing import Any
 
 import pytest
 
 from aimgpu.errors import InvalidInput
-from aimgpu.kubernetes.admission.inventory import PublishedGpus
-from aimgpu.kubernetes.admission.review import Cluster, answer, review_pod, review_service
-from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration, validating_configuration
+from aimgpu.kubernetes.cluster.admission.inventory import PublishedGpus
+from aimgpu.kubernetes.cluster.admission.review import Cluster, answer, review_pod, review_service
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration, validating_configuration
 from aimgpu.sizing import built_in
 
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
@@ -182,9 +183,54 @@ def test_vllm_is_kept_inside_its_share_and_the_surplus_goes_to_its_cache() -> No
     assert 0 < cache_bytes("24576") < cache_bytes("49152") < 49152 << 20
 
 
+def test_an_engine_that_takes_eight_requests_at_once_is_sized_for_eight_unless_the_annotation_says_otherwise() -> None:
+    def memory(*words: str, **more: str) -> str:
+        asked = pod("serve", QWEN, "--max-model-len=8192", *words)
+        asked["metadata"]["annotations"] = {"aim.amd.com/gpu-sharing": "true", **more}
+        found = exactly(review_pod(asked, "ns", cluster_of(MI300X)).template)
+        return str(found["capacity"]["requests"]["memory"])
+
+    assert memory("--max-num-seqs=8") == memory(**{"aim.amd.com/concurrency": "8"}) != memory()
+    assert memory("--max-num-seqs=8", **{"aim.amd.com/concurrency": "1"}) < memory("--max-num-seqs=8")
+
+
+def test_a_part_of_the_gpu_that_vllm_is_given_beside_a_share_has_no_effect_or_is_refused() -> None:
+    words = ("serve", QWEN, "--gpu-memory-utilization=0.5")
+    held = review_pod(pod(*words, gpu_memory="60000"), "ns", cluster_of(MI300X))
+    arguments = apply(pod(*words, gpu_memory="60000"), held.patch)["spec"]["containers"][0]["args"]
+    assert any(word.startswith("--kv-cache-memory-bytes=") for word in arguments)
+    assert "has no effect" in held.warnings[0]
+    for unknown in ("serve", "/models/mine"):
+        with pytest.raises(InvalidInput, match="a part of the GPU and not of its share"):
+            review_pod(pod("serve", unknown, words[2], gpu_memory="60000"), "ns", cluster_of(MI300X))
+    own = pod("serve", "/models/mine", words[2], "--kv-cache-memory-bytes=1000000000", gpu_memory="60000")
+    assert review_pod(own, "ns", cluster_of(MI300X)).patch
+
+
+def test_a_claim_names_the_model_that_its_pods_serve() -> None:
+    asked = pod("serve", QWEN, gpu_memory="60000")
+    found = review_pod(asked, "ns", cluster_of(MI300X)).template or {}
+    assert found["spec"]["metadata"]["annotations"] == {"aim.amd.com/model": QWEN}
+    asked["metadata"]["labels"] = {"aim.amd.com/served-model": "chat"}
+    named = review_pod(asked, "ns", cluster_of(MI300X)).template or {}
+    assert named["spec"]["metadata"]["annotations"] == {"aim.amd.com/model": "chat"}
+    assert named["metadata"]["name"] != found["metadata"]["name"]
+
+
 def test_a_share_that_is_too_small_for_the_model_is_warned_of() -> None:
     admitted = review_pod(pod("vllm", "serve", QWEN, gpu_memory="4096"), "default", cluster_of())
-    assert "will not start" in admitted.warnings[0]
+    (warning,) = admitted.warnings
+    needed, given = (int(found) for found in re.findall(r"(\d+) MiB", warning))
+    assert (given, 14_000 < needed < 40_000) == (4096, True)
+    assert warning == f"{QWEN} needs about {needed} MiB; this share has 4096 MiB and will not start"
+
+
+@pytest.mark.parametrize("last", ["--model", "--max-model-len", "--max-num-seqs"])
+def test_a_command_that_ends_with_a_flag_is_no_crash(last: str) -> None:
+    item = pod("vllm", "serve", last)
+    item["metadata"]["annotations"] = {"aim.amd.com/gpu-sharing": "true"}
+    with pytest.raises(InvalidInput, match="does not say which model"):
+        review_pod(item, "ns", cluster_of(MI300X))
 
 
 def test_a_partition_and_a_share_inside_one() -> None:
@@ -205,6 +251,21 @@ def test_several_gpus_are_different_gpus() -> None:
     devices = template["spec"]["spec"]["devices"]
     assert devices["requests"][0]["exactly"]["count"] == 2
     assert devices["constraints"] == [{"requests": ["gpu"], "distinctAttribute": "gpu.aim.amd.com/gpu"}]
+
+
+def test_gpus_of_two_sizes_may_be_on_one_node_where_several_are_asked_for() -> None:
+    asked = pod(gpu_fraction="0.5", gpu_fraction_num_devices="2")
+    template = review_pod(asked, "ns", cluster_of(MI300X, H200)).template
+    assert template is not None
+    devices = template["spec"]["spec"]["devices"]
+    assert [one["name"] for one in devices["requests"]] == ["gpu-0", "gpu-1"]
+    for one in devices["requests"]:
+        assert [each["capacity"]["requests"]["memory"] for each in one["firstAvailable"]] == ["70Gi", "96Gi"]
+        assert not any("count" in each for each in one["firstAvailable"])
+    assert devices["constraints"] == [{"requests": ["gpu-0", "gpu-1"], "distinctAttribute": "gpu.aim.amd.com/gpu"}]
+    (config,) = devices["config"]
+    assert config["requests"] == ["gpu-0", "gpu-1"]
+    assert config["opaque"]["parameters"]["limits"] == "claim"
 
 
 def test_pods_that_kai_places_get_a_seat_where_something_enforces_and_are_checked_everywhere() -> None:

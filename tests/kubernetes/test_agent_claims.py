@@ -1,7 +1,10 @@
 """Claims through the driver's gRPC socket: what the container gets, what the claim's status shows, and every refusal."""
 
 import asyncio
+import contextlib
 import json
+import re
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +22,11 @@ from tests.kubernetes.agent_world import (
     result,
 )
 
-from aimgpu.kubernetes.api_client import Object
-from aimgpu.kubernetes.standard_resources import RESOURCE_CLAIMS
+from aimgpu.domain import Grant
+from aimgpu.errors import Conflict, OtherLedgerSchema
+from aimgpu.kubernetes.api.client import Object
+from aimgpu.kubernetes.api.resources import RESOURCE_CLAIMS
+from aimgpu.ledger import read_grants
 
 SHARED = f"{GPU}-shared"
 
@@ -128,13 +134,57 @@ REFUSALS: dict[str, tuple[Change, str]] = {
     "its device is another driver's": (_allocate(gib=1, driver="gpu.nvidia.com"), "has no device of gpu.aim.amd.com"),
     "its GPU does not exist": (_allocate(device="sim-mi300x-7-shared", gib=1), "there is no device sim-mi300x-7-shared"),
     "its share has no capacity": (_allocate(device=SHARED), "without the capacity that it takes"),
-    "its partition does not exist and layouts are fixed": (_allocate(device=f"{GPU}-cpx-3"), "layouts are fixed"),
-    "it has admin access only": (_allocate(device=GPU, adminAccess=True), "admin access only"),
+    "its partition does not exist and layouts are fixed": (_allocate(device=f"{GPU}-cpx-3"), "claims may not change layouts"),
     "its parameters have a wrong value": (_configure(isolation="strong"), "isolation cannot be 'strong'. It can be"),
     "its parameters have an unknown field": (_configure(memory="1Gi"), "unknown field 'memory'. Fields:"),
     "it demands more isolation than a share has": (_configure(isolation="hardware"), "hardware"),
     "it is larger than the GPU": (_allocate(gib=200), "were to be charged"),
 }
+
+
+@pytest.mark.parametrize("device", [GPU, SHARED])
+def test_admin_access_sees_a_gpu_that_others_use_and_is_charged_nothing(device: str) -> None:
+    async def main() -> None:
+        async with agent_world() as world:
+            holder = add_claim(world, "holder", result(gib=190))
+            look = add_claim(world, "look", result(device, adminAccess=True))
+            answers = await world.prepare(holder, look)
+            assert not answers["look"].error
+            assert [grant.memory_bytes for grant in world.grants()] == [190 * GIB]
+            (seen,) = answers["look"].devices
+            assert seen.cdi_device_ids
+            assert len(world.cdi()) == 2
+            await world.restart()
+            assert (await world.prepare(look))["look"].devices == answers["look"].devices
+            assert await world.unprepare(look) == {"look": ""}
+            assert len(world.cdi()) == 1
+
+    asyncio.run(main())
+
+
+def test_a_claim_for_less_than_nothing_is_refused() -> None:
+    async def main() -> None:
+        async with agent_world() as world:
+            claim = add_claim(world, "some", result(gib=1))
+            capacity = {"requests": {"memory": "1Gi", "compute": "-5"}}
+            request = {"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.aim.amd.com", "capacity": capacity}}
+            world.api.change(RESOURCE_CLAIMS, "some", {"spec": {"devices": {"requests": [request]}}}, "default")
+            assert "asks for compute -5" in (await world.prepare(claim))["some"].error
+
+    asyncio.run(main())
+
+
+def test_metrics_name_the_model_that_a_claim_serves() -> None:
+    async def main() -> None:
+        async with agent_world() as world:
+            claim = add_claim(world, "some", result(gib=1))
+            world.api.change(RESOURCE_CLAIMS, "some", {"metadata": {"annotations": {"aim.amd.com/model": "chat"}}}, "default")
+            await world.prepare(claim)
+            await world.rounds()
+            assert world.agent is not None
+            assert 'model="chat"' in (world.agent._render_metrics() or b"").decode()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("why", REFUSALS)
@@ -295,7 +345,7 @@ def test_a_node_that_cannot_write_the_file_for_the_runtime_refuses_and_rolls_bac
 def test_claims_that_are_gone_from_the_api_are_released_and_those_that_stay_are_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("aimgpu.kubernetes.agent.agent._STALE_SECONDS", 0.0)
+    monkeypatch.setattr("aimgpu.kubernetes.node.agent.agent._STALE_SECONDS", 0.0)
 
     async def main() -> None:
         async with agent_world() as world:
@@ -315,7 +365,7 @@ def test_claims_that_are_gone_from_the_api_are_released_and_those_that_stay_are_
 
 
 def test_a_claim_is_not_taken_for_gone_while_the_api_server_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aimgpu.kubernetes.agent.agent._STALE_SECONDS", 0.0)
+    monkeypatch.setattr("aimgpu.kubernetes.node.agent.agent._STALE_SECONDS", 0.0)
 
     async def main() -> None:
         async with agent_world() as world:
@@ -336,7 +386,7 @@ def test_what_was_prepared_outlives_a_restart_of_the_agent_but_no_reboot(boot: s
             before = (await world.prepare(claim))["some"]
             await world.stop()
             if boot == "another boot":
-                monkeypatch.setattr("aimgpu.kubernetes.agent.agent.read_boot_id", lambda: "other")
+                monkeypatch.setattr("aimgpu.kubernetes.node.agent.agent.read_boot_id", lambda: "other")
                 (world.folder / "cdi").rename(world.folder / "lost")  # it is in memory
             await world.start()
             assert len(world.grants()) == len(world.cdi()) == (boot == "the same boot")
@@ -344,6 +394,89 @@ def test_what_was_prepared_outlives_a_restart_of_the_agent_but_no_reboot(boot: s
             assert len(world.grants()) == len(world.cdi()) == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("lost", ["another state folder", "the file", "corrupt"])
+def test_a_ledger_that_was_lost_is_rebuilt_from_the_claims_of_running_pods(lost: str) -> None:
+    async def main() -> None:
+        async with agent_world() as world:
+            request = {"request": "part"}
+            claims = [
+                add_claim(world, "some", result(gib=20), result(gib=5, **request)),
+                add_claim(world, "ended", result(gib=1)),
+            ]
+            before = await world.prepare(*claims)
+            files = world.cdi()
+            await world.stop()
+            world.api.remove(RESOURCE_CLAIMS, "ended", "default")
+            lose_ledger(world, lost)
+            await world.start()
+            assert sorted(grant.memory_bytes for grant in ledger_grants(world)) == [5 * GIB, 20 * GIB]
+            ended = before["ended"].devices[0].cdi_device_ids[0]
+            assert world.cdi() == {name: edits for name, edits in files.items() if name != ended}
+            assert (await world.prepare(claims[0]))["some"] == before["some"]
+            refused = (await world.prepare(add_claim(world, "more", result(gib=180))))["more"]
+            assert "179298107392 bytes left" in refused.error
+            assert await world.unprepare(claims[0]) == {"some": ""}
+            assert (ledger_grants(world), world.cdi()) == ((), {})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("why", ["the GPU has no such partition", "a file that names no claim", "the API server fails"])
+def test_an_agent_that_cannot_rebuild_its_ledger_does_not_start_and_deletes_nothing(why: str) -> None:
+    async def main() -> None:
+        async with agent_world(repartition=True) as world:
+            claim = add_claim(world, "some", result(f"{GPU}-cpx-2") if "partition" in why else result(gib=20))
+            await world.prepare(claim)
+            files = world.cdi()
+            await world.stop()
+            lose_ledger(world, "another state folder")
+            if "file" in why:
+                (path,) = (world.folder / "cdi").iterdir()
+                path.write_text(json.dumps({**json.loads(path.read_text()), "annotations": {}}))
+            if "API" in why:
+                world.api.fail("GET", RESOURCE_CLAIMS, 500, times=100)
+            for _ in range(2):
+                with pytest.raises(Conflict, match="cannot be rebuilt") as refused:
+                    await world.start()
+                assert "some" in refused.value.message or claim["metadata"]["uid"] in refused.value.message
+                await world.stop()
+            assert world.cdi() == files
+
+    asyncio.run(main())
+
+
+def test_a_ledger_of_another_build_is_refused_by_name_and_left_as_it_is() -> None:
+    async def main() -> None:
+        async with agent_world() as world:
+            await world.prepare(add_claim(world, "some", result(gib=20)))
+            await world.stop()
+            path = world.folder / "state" / "ledger.db"
+            with contextlib.closing(sqlite3.connect(path)) as connection:
+                connection.execute("PRAGMA user_version = 999")
+            content, files = path.read_bytes(), world.cdi()
+            with pytest.raises(OtherLedgerSchema, match=re.escape(str(path))) as refused:
+                await world.start()
+            assert "aimgpu down" not in str(refused.value.hint)
+            assert (path.read_bytes(), world.cdi()) == (content, files)
+
+    asyncio.run(main())
+
+
+def lose_ledger(world: AgentWorld, how: str) -> None:
+    state = world.folder / "state"
+    if how == "another state folder":
+        world.options["state"] = world.folder / "other"
+        return
+    for path in state.glob("ledger.db*"):
+        path.unlink()
+    if how == "corrupt":
+        (state / "ledger.db").write_bytes(b"not a database" * 100)
+
+
+def ledger_grants(world: AgentWorld) -> tuple[Grant, ...]:
+    return tuple(read_grants(world.settings().state / "ledger.db"))
 
 
 def test_files_and_grants_of_nobody_are_removed_at_a_start_and_those_of_others_are_left_alone() -> None:
@@ -389,5 +522,25 @@ def test_many_claims_at_once_are_granted_exactly_as_far_as_the_gpu_goes() -> Non
             assert len(world.grants()) == len(world.cdi()) == 10
             await asyncio.gather(*(world.unprepare(claim) for claim in claims))
             assert (world.grants(), world.cdi()) == ((), {})
+
+    asyncio.run(main())
+
+
+def test_shares_of_gpus_of_two_products_are_one_device_of_the_container() -> None:
+    """As admission asks for them: a request for each GPU, and limits for the claim as a whole."""
+
+    async def main() -> None:
+        async with agent_world(simulated=(("MI300X", 1), ("MI355X", 1))) as world:
+            results = [
+                result("sim-mi300x-0-shared", gib=96, request="gpu-0/size0"),
+                result("sim-mi355x-0-shared", gib=144, request="gpu-1/size1"),
+            ]
+            claim = add_claim(world, "both", *results, config=[parameters("gpu-0", "gpu-1", limits="claim")])
+            answer = (await world.prepare(claim))["both"]
+            assert not answer.error
+            assert sorted(grant.memory_bytes for grant in world.grants()) == [96 * GIB, 144 * GIB]
+            assert len({name for device in answer.devices for name in device.cdi_device_ids}) == 1
+            (written,) = world.cdi().values()
+            assert f"AIMGPU_MEMORY_BYTES={240 * GIB}" in str(written)
 
     asyncio.run(main())

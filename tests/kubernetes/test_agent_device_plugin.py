@@ -14,14 +14,15 @@ from tests.kubernetes.agent_world import GIB, GPU, NODE, AgentWorld, agent_world
 from tests.kubernetes.recording_kubelet import RecordingKubelet, recording_kubelet
 
 from aimgpu.errors import Conflict, InvalidInput
-from aimgpu.kubernetes.custom_resources import GPU_NODES, VERSION
-from aimgpu.kubernetes.kubelet_api import device_plugin_v1beta1_pb2 as pb
-from aimgpu.kubernetes.kubelet_api import pod_resources_v1_pb2 as resources_pb
-from aimgpu.kubernetes.names import GROUP
-from aimgpu.kubernetes.standard_resources import CONFIG_MAPS, NODES
+from aimgpu.kubernetes.api.resources import CONFIG_MAPS, NODES
+from aimgpu.kubernetes.node.kubelet_api import device_plugin_v1beta1_pb2 as pb
+from aimgpu.kubernetes.node.kubelet_api import pod_resources_v1_pb2 as resources_pb
+from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES, VERSION
+from aimgpu.kubernetes.vocabulary.names import GROUP
 
 LABEL = "aim.amd.com/device-plugin.config"
 CONFIG = "aim-plugin-config"
+NAMESPACE = "own"
 
 
 def sharing(replicas: int, *, name: str = "amd.com/gpu", strategy: str = "none", own: str = "") -> str:
@@ -43,7 +44,9 @@ def pod_resources(folder: Path) -> Iterator[dict[str, list[str]]]:
                     containers=[
                         resources_pb.ContainerResources(
                             name="main",
-                            devices=[resources_pb.ContainerDevices(resource_name="amd.com/gpu", device_ids=devices)],
+                            devices=[resources_pb.ContainerDevices(resource_name="amd.com/gpu", device_ids=devices)]
+                            if devices
+                            else [],
                         )
                     ],
                 )
@@ -204,20 +207,34 @@ def test_the_kubelet_follows_health_and_layouts_without_a_restart() -> None:
     asyncio.run(main())
 
 
+def resources_offered(world: AgentWorld) -> str:
+    """Why some GPUs are not offered, as the GpuNode says it."""
+    nodes = world.api.all(GPU_NODES)
+    if not nodes or not nodes[0].get("status"):
+        return "no GpuNode"
+    conditions = nodes[0]["status"]["conditions"]
+    (found,) = [one for one in conditions if one["type"] == "ResourcesOffered"]
+    assert found["status"] == ("False" if found["message"] else "True")
+    return str(found["message"])
+
+
 def test_gpus_of_different_layouts_are_withdrawn_under_one_name_and_offered_again_when_they_are_alike(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
         async with plugin_world(sharing(2, strategy="single"), simulated=(("MI300X", 2), ("H200", 1))) as (world, kubelet):
             await world.until(lambda: {"amd.com/gpu", "nvidia.com/gpu"} <= set(kubelet.registered), "registration")
+            world.api.served.add(f"{GROUP}/{VERSION}")
             world.set_layout("CPX/NPS1")
             socket = world.kubelet / "device-plugins" / kubelet.endpoints["amd.com/gpu"]
             await world.until(lambda: not socket.exists(), "AMD's GPUs are withdrawn")
             await world.rounds(3)
             assert (world.kubelet / "device-plugins" / kubelet.endpoints["nvidia.com/gpu"]).exists()
+            await world.until(lambda: resources_offered(world) == "GPUs have different partitions (CPX/NPS1, SPX/NPS1)", "why")
             kubelet.registered.pop("amd.com/gpu")
             world.set_layout("CPX/NPS1", "sim-mi300x-1")
             await world.until(lambda: len(kubelet.registered.get("amd.com/gpu", ())) == 32, "all are offered")
+            await world.until(lambda: resources_offered(world) == "", "the condition")
 
     asyncio.run(main())
     (reported,) = log_data(caplog.records, "plugin.not_offered")
@@ -239,6 +256,37 @@ def test_grants_come_back_when_the_kubelet_no_longer_lists_their_containers() ->
                 assert len(world.grants()) == 1
                 used.clear()
                 await world.until(lambda: not world.grants(), "the other one is given back")
+
+    asyncio.run(main())
+
+
+def test_a_pod_keeps_its_grant_when_the_kubelet_starts_again_without_its_checkpoint() -> None:
+    """It lists the pod, which runs on, without devices."""
+
+    async def main() -> None:
+        async with plugin_world(sharing(4)) as (world, kubelet):
+            with pod_resources(world.kubelet / "pod-resources") as used:
+                await world.until(lambda: "amd.com/gpu" in kubelet.registered, "registration")
+                first, second, *_ = kubelet.registered["amd.com/gpu"]
+                used |= {"stays": [first], "ends": [second]}
+                for replica in (first, second):
+                    await allocate(world, kubelet, "amd.com/gpu", replica)
+                await world.rounds(3)
+                used |= {"stays": [], "ends": []}
+                kubelet.registered.clear()
+                socket = world.kubelet / "device-plugins" / kubelet.endpoints["amd.com/gpu"]
+                socket.unlink()  # as a kubelet does that starts
+                await world.until(lambda: bool(kubelet.registered), "registration with the new one")
+                await world.rounds(8)
+                assert {grant.instance_id for grant in world.grants()} == {f"replica.{first}", f"replica.{second}"}
+                del used["ends"]
+                await world.until(lambda: len(world.grants()) == 1, "the pod that ended gives its replica back")
+                assert world.grants()[0].instance_id == f"replica.{first}"
+                await allocate(world, kubelet, "amd.com/gpu", first)  # the kubelet takes it for free
+                used["new"] = [first]
+                del used["stays"]
+                await world.rounds(8)
+                assert len(world.grants()) == 1
 
     asyncio.run(main())
 
@@ -415,14 +463,49 @@ def test_memory_of_replicas_adds_up_to_no_more_than_the_gpu_has() -> None:
     asyncio.run(main())
 
 
+def test_replicas_that_would_be_refused_are_not_advertised() -> None:
+    """Pods of a former configuration hold larger parts: what is left is for fewer of the new replicas."""
+
+    async def main() -> None:
+        async with plugin_world(sharing(4)) as (world, kubelet):
+            with pod_resources(world.kubelet / "pod-resources") as used:
+                await world.until(lambda: "amd.com/gpu" in kubelet.registered, "registration")
+                held = kubelet.registered["amd.com/gpu"][:3]
+                for number, name in enumerate(held):
+                    await allocate(world, kubelet, "amd.com/gpu", name)
+                    used[f"pod-{number}"] = [name]
+                (world.folder / "config.yaml").write_text(sharing(8))
+                await world.restart()
+                stream = await listed(world, kubelet, "amd.com/gpu")
+                healthy: list[str] = []
+                async for answer in stream:
+                    healthy = [one.ID for one in answer.devices if one.health == "Healthy"]
+                    if len(healthy) == 5:
+                        break
+                assert set(held) <= set(healthy)
+                for name in sorted(set(healthy) - set(held)):
+                    await allocate(world, kubelet, "amd.com/gpu", name)
+                    used[f"pod-{name}"] = [name]
+                used.pop("pod-0")
+                async for answer in stream:
+                    if len([one for one in answer.devices if one.health == "Healthy"]) == 6:  # what it held is two of these
+                        break
+                stream.cancel()
+
+    asyncio.run(main())
+
+
 def test_the_gpu_node_describes_what_is_offered_to_admission_as_the_configuration_changes() -> None:
     async def main() -> None:
-        async with plugin_world(None, simulated=(("MI300X", 2),), device_plugin_config=CONFIG) as (world, _kubelet):
+        async with plugin_world(None, simulated=(("MI300X", 2),), device_plugin_config=CONFIG, namespace=NAMESPACE) as (
+            world,
+            _kubelet,
+        ):
             world.api.served.add(f"{GROUP}/{VERSION}")
             text = sharing(4, own="isolation: none").replace(
                 "timeSlicing: {", "timeSlicing: {failRequestsGreaterThanOne: true, "
             )
-            world.api.add(CONFIG_MAPS, {"metadata": {"name": CONFIG}, "data": {"default": text}})
+            world.api.add(CONFIG_MAPS, {"metadata": {"name": CONFIG}, "data": {"default": text}}, NAMESPACE)
             await world.until(lambda: bool(offered(world)), "what is offered")
             total = 206141652992
             assert offered(world) == [
@@ -438,9 +521,9 @@ def test_the_gpu_node_describes_what_is_offered_to_admission_as_the_configuratio
                     "memoryMode": "NPS1",
                 }
             ]
-            world.api.change(CONFIG_MAPS, CONFIG, {"data": {"default": sharing(2)}})
+            world.api.change(CONFIG_MAPS, CONFIG, {"data": {"default": sharing(2)}}, NAMESPACE)
             await world.until(lambda: [one["replicas"] for one in offered(world)] == [4], "two of each")
-            world.api.remove(CONFIG_MAPS, CONFIG)
+            world.api.remove(CONFIG_MAPS, CONFIG, NAMESPACE)
             await world.until(lambda: offered(world) == [], "nothing is offered any more")
 
     asyncio.run(main())
@@ -450,3 +533,25 @@ def offered(world: AgentWorld) -> list[dict[str, Any]]:
     nodes = world.api.all(GPU_NODES)
     found: list[dict[str, Any]] = (nodes[0].get("status") or {}).get("resources") or [] if nodes else []
     return found
+
+
+def test_replicas_of_running_pods_are_charged_again_after_the_ledger_was_lost() -> None:
+    async def main() -> None:
+        async with plugin_world(sharing(4)) as (world, kubelet):
+            with pod_resources(world.kubelet / "pod-resources") as used:
+                await world.until(lambda: "amd.com/gpu" in kubelet.registered, "the resource")
+                first, second = sorted(kubelet.registered["amd.com/gpu"])[:2]
+                for name in (first, second):
+                    await allocate(world, kubelet, "amd.com/gpu", name)
+                    used[name.replace("::", "-")] = [name]
+                before = sorted((grant.instance_id, grant.memory_bytes) for grant in world.grants())
+                await world.stop()
+                for path in (world.folder / "state").glob("ledger.db*"):
+                    path.unlink()
+                await world.start()
+                await world.rounds()
+                assert sorted((grant.instance_id, grant.memory_bytes) for grant in world.grants()) == before
+                used.clear()
+                await world.until(lambda: not world.grants(), "they are given back")
+
+    asyncio.run(main())

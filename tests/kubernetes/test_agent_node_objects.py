@@ -1,23 +1,27 @@
 """What the agent reports of its node: labels, the GpuNode object and the layouts wanted there, metrics; when it refuses."""
 
 import asyncio
+import socket
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.kubernetes.agent_world import GIB, GPU, NODE, AgentWorld, add_claim, agent_world, log_data, result
+from tests.kubernetes.memory_api import MemoryApi
 
 from aimgpu.domain import Vendor
-from aimgpu.errors import Conflict, InvalidInput, LedgerOwned
+from aimgpu.errors import Conflict, HardwareUnavailable, InvalidInput, LedgerOwned
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.kubernetes.agent.gpu_node import summaries
-from aimgpu.kubernetes.agent.labels import PluginSharing, node_labels
-from aimgpu.kubernetes.agent.metrics import MetricsServer, render
-from aimgpu.kubernetes.agent.options import parse_options
-from aimgpu.kubernetes.custom_resources import GPU_NODES, VERSION
-from aimgpu.kubernetes.names import GROUP
-from aimgpu.kubernetes.standard_resources import DEVICE_CLASSES, NODES, RESOURCE_SLICES
+from aimgpu.kubernetes.api.resources import DEVICE_CLASSES, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from aimgpu.kubernetes.node.agent import succession
+from aimgpu.kubernetes.node.agent.gpu_node import summaries
+from aimgpu.kubernetes.node.agent.labels import PluginSharing, node_labels
+from aimgpu.kubernetes.node.agent.metrics import MetricsServer, render
+from aimgpu.kubernetes.node.agent.options import parse_options
+from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES, VERSION
+from aimgpu.kubernetes.vocabulary.names import GROUP
 
 MANAGED = "aim.amd.com/gpu-sharing.managed"
 
@@ -322,6 +326,52 @@ def test_a_second_agent_on_one_node_is_refused() -> None:
     asyncio.run(main())
 
 
+def test_the_agent_of_an_update_is_ready_while_the_old_one_has_the_node_and_takes_over_when_it_goes() -> None:
+    async def main() -> None:
+        async with agent_world() as world:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            options = replace(world.settings(), metrics_port=port)
+            client = world.api.client()
+            waiting = asyncio.create_task(succession.take_over(options, client))
+
+            def health() -> int:
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=300) as answer:
+                        return int(answer.status)
+                except OSError:
+                    return 0
+
+            while await asyncio.to_thread(health) != 200:  # noqa: ASYNC110 - a server that starts
+                await asyncio.sleep(0.01)
+            assert not waiting.done()
+            await world.stop()
+            agent = await waiting
+            assert agent.hardware.read_devices()
+            agent._owner.release()
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_the_agent_of_an_update_that_cannot_read_the_gpus_ends_and_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_hardware: object) -> None:
+        raise HardwareUnavailable("this node has a GPU that cannot be used")
+
+    monkeypatch.setattr(succession, "check_hardware", refuse)
+
+    async def main() -> None:
+        async with agent_world() as world:
+            client = world.api.client()
+            with pytest.raises(HardwareUnavailable):
+                await succession.take_over(world.settings(), client)
+            await world.rounds()
+            await client.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(("driver", "refused"), [("gpu.amd.com", True), ("gpu.nvidia.com", False), ("dra.example.com", False)])
 def test_a_vendors_driver_on_the_same_gpus_is_a_conflict(driver: str, *, refused: bool) -> None:
     async def main() -> None:
@@ -383,3 +433,43 @@ def test_options_come_from_the_environment_of_the_chart_and_the_command_line_win
     assert parse_options(["--default-share", "50%"], environment).default_share_ppm == 500_000
     forms = [parse_options(given, environment).single_device for given in ([], ["--single-device"], ["--no-single-device"])]
     assert forms == [None, True, False]
+
+
+def test_slices_show_a_layout_before_the_gpu_node_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator opens the node by what the GpuNode shows: kube-scheduler would give pods a device of the layout before."""
+
+    async def main() -> None:
+        async with agent_world(running=False) as world:
+            await with_gpu_nodes(world)
+            shown: list[set[str]] = []
+            patch = MemoryApi._patch
+
+            def watched(api: MemoryApi, key: Any, body: Any, request: Any, subresource: str | None) -> Any:
+                if key[0] == "gpunodes" and (body.get("status") or {}).get("gpus", [{}])[0].get("layout") == "CPX/NPS1":
+                    shown.append(set(world.devices()))
+                return patch(api, key, body, request, subresource)
+
+            monkeypatch.setattr(MemoryApi, "_patch", watched)
+            want(world, (GPU, "CPX/NPS1"))
+            await world.until(lambda: bool(shown), "the layout is shown")
+            assert f"{GPU}-cpx-0" in shown[0]
+            assert GPU not in shown[0]
+
+    asyncio.run(main())
+
+
+def test_claims_change_no_layout_while_a_plan_changes_the_node() -> None:
+    async def main() -> None:
+        async with agent_world(running=False, repartition=True) as world:
+            await with_gpu_nodes(world)
+            world.api.change(NODES, NODE, {"metadata": {"labels": {"aim.amd.com/partition-plan": "uid"}}})
+            await world.rounds(3)
+            late = add_claim(world, "late", result(f"{GPU}-cpx-2"))
+            assert "a PartitionPlan changes this node" in (await world.prepare(late))["late"].error
+            (status,) = world.api.get(RESOURCE_CLAIMS, "late", "default")["status"]["devices"]
+            assert status["conditions"][0]["reason"] == "DeviceGone"
+            world.api.change(NODES, NODE, {"metadata": {"labels": {"aim.amd.com/partition-plan": None}}})
+            await world.rounds(3)
+            assert not (await world.prepare(late))["late"].error
+
+    asyncio.run(main())

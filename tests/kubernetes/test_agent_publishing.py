@@ -8,7 +8,7 @@ import pytest
 from tests.kubernetes.agent_world import GPU, NODE, AgentWorld, add_claim, agent_world, log_data, result
 
 from aimgpu.errors import ClusterFailed
-from aimgpu.kubernetes.standard_resources import NODES, RESOURCE_SLICES
+from aimgpu.kubernetes.api.resources import NODES, RESOURCE_SLICES
 
 DRIVER = "gpu.aim.amd.com"
 
@@ -16,6 +16,11 @@ DRIVER = "gpu.aim.amd.com"
 def pools(world: AgentWorld) -> list[tuple[int, int]]:
     """Generations and counts of slices, of all slices."""
     return [(found["spec"]["pool"]["generation"], found["spec"]["pool"]["resourceSliceCount"]) for found in world.slices()]
+
+
+def is_complete(world: AgentWorld) -> bool:
+    """Between two writes of a change, slices of two generations are there."""
+    return set(pools(world)) == {(pools(world)[0][0], len(world.slices()))}
 
 
 def taints(world: AgentWorld, device: str = GPU) -> dict[str, str]:
@@ -51,12 +56,11 @@ def test_a_change_of_layout_raises_the_generation_of_all_slices_and_removes_thos
         async with agent_world(simulated=(("MI300X", 9),), repartition=True) as world:
             before = len(world.slices())
             await world.restart(repartition=False)
-            await world.until(lambda: len(world.slices()) < before, "fewer slices")
-            assert set(pools(world)) == {(2, len(world.slices()))}
+            await world.until(lambda: len(world.slices()) < before and is_complete(world), "fewer slices")
+            assert pools(world)[0][0] == 2
             for number in range(9):
                 world.set_layout("CPX/NPS1", f"sim-mi300x-{number}")
-            await world.until(lambda: "sim-mi300x-8-cpx-7" in world.devices(), "the partitions")
-            await world.until(lambda: len(set(pools(world))) == 1, "one generation")
+            await world.until(lambda: "sim-mi300x-8-cpx-7" in world.devices() and is_complete(world), "the partitions")
             assert "sim-mi300x-8" not in world.devices()
 
     asyncio.run(main())
@@ -86,6 +90,28 @@ def test_slices_that_someone_deletes_or_an_older_agent_left_are_put_right() -> N
             for found in own:
                 world.api.remove(RESOURCE_SLICES, found["metadata"]["name"])
             await world.until(lambda: GPU in world.devices(), "the slices again")
+
+    asyncio.run(main())
+
+
+def test_a_slice_that_someone_edits_is_put_right_and_an_agent_that_starts_again_writes_nothing() -> None:
+    async def main() -> None:
+        async with agent_world() as world:
+            await world.watching(RESOURCE_SLICES)
+            wanted = {name: device["capacity"] for name, device in world.devices().items()}
+            (edited, *_) = [found for found in world.slices() if found["spec"].get("devices")]
+            devices = [{**one, "capacity": {"memory": {"value": "1Gi"}}} for one in edited["spec"]["devices"]]
+            world.api.change(RESOURCE_SLICES, edited["metadata"]["name"], {"spec": {"devices": devices}})
+            await world.until(
+                lambda: {name: device["capacity"] for name, device in world.devices().items()} == wanted and is_complete(world),
+                "the slices as they were",
+            )
+            generation, written = pools(world)[0][0], world.api.count("PUT", RESOURCE_SLICES)
+            await world.restart()
+            await world.rounds(3)
+            assert (pools(world)[0][0], world.api.count("PUT", RESOURCE_SLICES)) == (generation, written)
+            world.set_gpus(foreign=[{"device": GPU, "pid": 1, "name": "python", "memory_bytes": 1 << 30}])
+            await world.until(lambda: "foreign-processes" in taints(world), "a change of what is offered")
 
     asyncio.run(main())
 

@@ -4,7 +4,7 @@ import asyncio
 
 from tests.kubernetes.api_server import serving
 
-from aimgpu.kubernetes.agent.uninstall import forget_nodes, forget_templates
+from aimgpu.kubernetes.cluster.uninstall import forget_nodes, forget_templates
 
 NODES, GPU_NODES = "/api/v1/nodes", "/apis/aim.amd.com/v1alpha1/gpunodes"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"

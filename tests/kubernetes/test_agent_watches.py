@@ -7,10 +7,10 @@ import pytest
 from tests.kubernetes.agent_world import GPU, NODE, AgentWorld, add_claim, agent_world, log_data, result
 from tests.kubernetes.recording_kubelet import recording_kubelet
 
-from aimgpu.kubernetes.custom_resources import GPU_NODES, VERSION
-from aimgpu.kubernetes.dra_driver.publisher import Publisher
-from aimgpu.kubernetes.names import GROUP, LABEL_MANAGED
-from aimgpu.kubernetes.standard_resources import CONFIG_MAPS, NODES, RESOURCE_SLICES
+from aimgpu.kubernetes.api import client as api_client
+from aimgpu.kubernetes.api.resources import CONFIG_MAPS, NODES, RESOURCE_SLICES
+from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES, VERSION
+from aimgpu.kubernetes.vocabulary.names import GROUP, LABEL_MANAGED
 
 FOLLOWED = (NODES, GPU_NODES, RESOURCE_SLICES)
 
@@ -20,7 +20,7 @@ def want(world: AgentWorld, layout: str) -> None:
 
 
 def layout_name(world: AgentWorld) -> str:
-    status = world.api.get(GPU_NODES, NODE).get("status") or {}
+    status = world.api.get(GPU_NODES, NODE).get("status") or {} if world.api.all(GPU_NODES) else {}
     return str(status.get("layoutNames"))
 
 
@@ -137,7 +137,9 @@ def test_a_kubelet_that_starts_again_while_the_api_server_is_away_finds_the_devi
     asyncio.run(main())
 
 
-def test_kinds_that_the_cluster_gets_later_are_followed_from_then_on() -> None:
+def test_kinds_that_the_cluster_gets_later_are_followed_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_client, "_LONGEST_ABSENCE_SECONDS", 0.05)
+
     async def main() -> None:
         async with agent_world(running=False, dra=False) as world:
             world.api.served.clear()
@@ -173,7 +175,7 @@ def test_an_agent_whose_watches_end_ends_too(monkeypatch: pytest.MonkeyPatch) ->
     async def main() -> None:
         async with agent_world(running=False) as world:
             await followed(world)
-            monkeypatch.setattr(Publisher, "saw", fail)
+            monkeypatch.setattr(api_client, "_remember", fail)  # the watch itself, not what it reports
             world.api.add(RESOURCE_SLICES, {"metadata": {"name": "some"}, "spec": {"nodeName": NODE, "driver": "other"}})
             with pytest.raises(ExceptionGroup):
                 await world.until(lambda: False, "its end")

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tests.cluster.cluster import Cluster
 
 from aimgpu.errors import ClusterConflict, ClusterFailed, InvalidQuantity, NotFoundInCluster
-from aimgpu.kubernetes.api_access import read_access, read_kubeconfig
-from aimgpu.kubernetes.api_client import Client, Resource, WatchEvent
-from aimgpu.kubernetes.exec_credential import read_plugin
-from aimgpu.kubernetes.quantities import format_quantity, parse_quantity
+from aimgpu.kubernetes.api.access import read_access, read_kubeconfig
+from aimgpu.kubernetes.api.client import Client, Resource, WatchEvent
+from aimgpu.kubernetes.api.exec_credential import read_plugin
+from aimgpu.kubernetes.api.quantities import format_quantity, parse_quantity
 
 EXEC_VERSION = "client.authentication.k8s.io/v1"
 MAPS = Resource(version="v1", plural="configmaps", namespaced=True)

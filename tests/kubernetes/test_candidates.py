@@ -5,15 +5,16 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.products import divided_products
 
 from aimgpu.domain import Device, Level
 from aimgpu.errors import InvalidInput
-from aimgpu.hardware.simulated import SimulatedHardware, known_products
-from aimgpu.kubernetes.admission.inventory import shared_products
-from aimgpu.kubernetes.dra_driver.candidates import Candidate, GpuCandidates, list_candidates
-from aimgpu.kubernetes.dra_driver.claims import read_claim
-from aimgpu.kubernetes.dra_driver.parameters import parse_parameters
-from aimgpu.kubernetes.dra_driver.resource_slices import (
+from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.kubernetes.cluster.admission.inventory import shared_products
+from aimgpu.kubernetes.node.dra_driver.candidates import Candidate, GpuCandidates, list_candidates
+from aimgpu.kubernetes.node.dra_driver.claims import read_claim
+from aimgpu.kubernetes.node.dra_driver.parameters import parse_parameters
+from aimgpu.kubernetes.node.dra_driver.resource_slices import (
     DEVICES_PER_SLICE,
     Features,
     GpuState,
@@ -21,7 +22,7 @@ from aimgpu.kubernetes.dra_driver.resource_slices import (
     build_slices,
 )
 
-PRODUCTS = tuple(product.name for product in known_products())
+PRODUCTS = tuple(product.name for product in divided_products())
 
 
 def simulated(product: str) -> Device:

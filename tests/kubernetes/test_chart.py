@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -26,12 +27,12 @@ PARTS = (
     "deployment/aim-gpu-sharing-web",
 )
 ENGINE_IMAGE = "localhost/vllm:test"
-PREVIOUS = Path(__file__).parent / "charts" / "aim-gpu-sharing-0.1.0.tgz"  # as it was before it had a gateway
 
 
-def test_the_kustomize_base_is_up_to_date_and_accepted(cluster: Cluster, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(ROOT / "tools" / "generate_kustomize.py"), "--check"], check=True)
-    text = cluster.kubectl("kustomize", str(ROOT / "deploy" / "kustomize" / "base"))
+def test_the_kustomize_base_made_of_the_chart_is_accepted(cluster: Cluster, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "tools" / "generate_kustomize.py"), "registry.example/aimgpu:1", str(tmp_path)]
+    subprocess.run(command, check=True)
+    text = cluster.kubectl("kustomize", str(tmp_path))
     kinds = [item["kind"] for item in yaml.safe_load_all(text)]
     assert {"DaemonSet", "Deployment", "CustomResourceDefinition", "Namespace"} <= set(kinds)
     definitions = [item for item in yaml.safe_load_all(text) if item["kind"] == "CustomResourceDefinition"]
@@ -48,28 +49,48 @@ def _elsewhere(item: dict[str, Any]) -> dict[str, Any]:
     return item
 
 
+WITHOUT_SERVING = ("--set=gateway.enabled=false,web.enabled=false",)
+
+
+def _earlier_build(folder: Path) -> Path:
+    """The chart with a lower version, and a definition that lacks a field."""
+    chart = folder / CHART.name
+    shutil.copytree(CHART, chart)
+    about = yaml.safe_load((chart / "Chart.yaml").read_text())
+    (chart / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": "0.0.1"}))
+    path = chart / "crds" / "gpushares.yaml"
+    definition = yaml.safe_load(path.read_text())
+    status = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    del status["properties"]["replicas"]["items"]["properties"]["simulated"]
+    path.write_text(yaml.safe_dump(definition))
+    return chart
+
+
 @pytest.fixture(scope="module")
-def installed(cluster: Cluster) -> Iterator[Cluster]:
-    if Path(sys.executable).is_relative_to("/tmp"):  # noqa: S108
-        pytest.skip("pods of the chart have a /tmp of their own, and this checkout, which they run, is below /tmp")
+def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     repository, _, tag = PYTHON_IMAGE.rpartition(":")
     options = [
         "--create-namespace",
         f"--namespace={NAMESPACE}",
         f"--set=image.repository={repository},image.tag={tag},image.pullPolicy=Never",
-        "--set=agent.simulated=MI300X:1,agent.repartition=true",
+        "--set=agent.simulated=MI300X:1,agent.repartition=true,agent.layouts=memory",
         f"--set=agent.stateFolder={cluster.folder}/agent-state",  # nodes share this machine's /var with other clusters on it
     ]
     try:
-        # The chart of before first, so that every test here runs on what an upgrade makes of it.
-        helm("install", RELEASE, str(PREVIOUS), *options, kubeconfig=cluster.outside_kubeconfig)
+        # An earlier build first, so that every test here runs on what an upgrade makes of it.
+        earlier = _earlier_build(tmp_path_factory.mktemp("earlier"))
+        helm("install", RELEASE, str(earlier), *options, *WITHOUT_SERVING, kubeconfig=cluster.outside_kubeconfig)
         for part in PARTS[:3]:
             cluster.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=600s")
         wait_until(lambda: cluster.get_all("resourceslices") != [], "GPUs are published")
         wait_until(partial(is_admitted, cluster, pod("from-before"), "default"), "the webhooks are reached")
         cluster.wait("pod/from-before", "condition=Ready")
         upgrade = ["upgrade", RELEASE, str(CHART), f"--namespace={NAMESPACE}", "--reset-then-reuse-values"]
-        helm(*upgrade, "--set=gateway.drainSeconds=1", kubeconfig=cluster.outside_kubeconfig)
+        helm(
+            *upgrade,
+            "--set=gateway.enabled=true,gateway.drainSeconds=1,gateway.shortNames={*},web.enabled=true",
+            kubeconfig=cluster.outside_kubeconfig,
+        )
         for part in PARTS:
             cluster.kubectl("rollout", "status", part, f"--namespace={NAMESPACE}", "--timeout=600s")
         yield cluster
@@ -104,7 +125,7 @@ def pod(name: str) -> dict[str, Any]:
     }
 
 
-def test_an_upgrade_from_the_chart_before_keeps_pods_and_brings_new_definitions(installed: Cluster) -> None:
+def test_an_upgrade_from_an_earlier_build_keeps_pods_and_brings_new_definitions(installed: Cluster) -> None:
     status = installed.get("pod", "from-before")["status"]
     assert status["phase"] == "Running"
     assert status["containerStatuses"][0]["restartCount"] == 0

@@ -1,5 +1,6 @@
 """What the chart's templates render, for which values, and which values are refused."""
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -8,15 +9,22 @@ import pytest
 import yaml
 from tests.kubernetes.chart import CHART, NAMESPACE, RELEASE, ROOT, helm
 
-from aimgpu.kubernetes.admission.namespace_warnings import warning_policies
-from aimgpu.kubernetes.admission.namespaces import AdmittedNamespaces
-from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration
-from aimgpu.kubernetes.operator.config_manager import DCM_TAINT
-from aimgpu.kubernetes.operator.plan_vocabulary import PLAN_TAINT
+from aimgpu.kubernetes.cluster.admission.node_policy import node_policy
+from aimgpu.kubernetes.cluster.admission.warning_policies import changed_pod_warning, warning_policies
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration
+from aimgpu.kubernetes.cluster.operator.access_rules import namespaced_rules as operator_rules
+from aimgpu.kubernetes.cluster.operator.config_manager import DCM_TAINT
+from aimgpu.kubernetes.cluster.operator.plan_vocabulary import PLAN_TAINT
+from aimgpu.kubernetes.models.gateway.access_rules import namespaced_rules as gateway_rules
+from aimgpu.kubernetes.models.gateway.options import parse_options as parse_gateway_options
+from aimgpu.kubernetes.node.agent.options import parse_options
+from aimgpu.kubernetes.node.dra_driver.device_classes import device_classes
+from aimgpu.kubernetes.vocabulary.namespaces import AdmittedNamespaces
 
 
-def rendered(*options: str) -> list[dict[str, Any]]:
-    text = helm("template", RELEASE, str(CHART), "--kube-version=1.36.4", f"--namespace={NAMESPACE}", *options)
+def rendered(*options: str, version: str = "1.36.4", repository: str = "registry.example/aimgpu") -> list[dict[str, Any]]:
+    command = ("template", RELEASE, str(CHART), f"--kube-version={version}", f"--namespace={NAMESPACE}")
+    text = helm(*command, f"--set=image.repository={repository}", *options)
     return [item for item in yaml.safe_load_all(text) if item]
 
 
@@ -25,7 +33,7 @@ def test_generated_files_of_the_chart_are_up_to_date() -> None:
 
 
 def test_the_chart_lints() -> None:
-    assert "0 chart(s) failed" in helm("lint", str(CHART))
+    assert "0 chart(s) failed" in helm("lint", str(CHART), "--set=image.repository=registry.example/aimgpu")
 
 
 def test_containers_are_confined() -> None:
@@ -43,6 +51,34 @@ def test_containers_are_confined() -> None:
                 assert context["runAsNonRoot"]
 
 
+def test_page_agent_and_operator_deny_what_comes_in_and_no_policy_lets_every_namespace_measure() -> None:
+    items = rendered()
+    policies = {one["metadata"]["name"]: one["spec"] for one in items if one["kind"] == "NetworkPolicy"}
+    assert "ingress" not in policies["aim-gpu-sharing-web"]
+    assert "ingress" not in policies["aim-gpu-sharing-operator"]
+    for name in ("aim-gpu-sharing-agent", "aim-gpu-sharing-gateway"):
+        senders = [one for rule in policies[name]["ingress"] for one in rule.get("from", ())]
+        assert senders
+        assert {"namespaceSelector": {}} not in senders
+    (page,) = [one for one in items if one["kind"] == "Deployment" and one["metadata"]["name"] == "aim-gpu-sharing-web"]
+    (container,) = page["spec"]["template"]["spec"]["containers"]
+    assert "--host=127.0.0.1" in container["args"]
+    assert "exec" in container["readinessProbe"]
+
+
+def test_short_names_are_those_of_the_releases_namespace_unless_others_are_listed() -> None:
+    def arguments(*options: str) -> list[str]:
+        (found,) = [
+            one
+            for one in rendered(*options)
+            if one["kind"] == "Deployment" and one["metadata"]["name"] == "aim-gpu-sharing-gateway"
+        ]
+        return list(found["spec"]["template"]["spec"]["containers"][0]["args"])
+
+    assert f"--short-names={NAMESPACE}" in arguments()
+    assert "--short-names=team,*" in arguments("--set=gateway.shortNames={team,*}")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -53,6 +89,16 @@ def test_containers_are_confined() -> None:
         "agent.enabled=maybe",
         "admission.namespaces=some",
         "agent.singleDevice=maybe",
+        "gateway.service.type=Foo",
+        "gateway.service.nodePort=80",
+        "gateway.service.port=0",
+        "gateway.autoscaling.cpuPercent=101",
+        "gateway.keysSecret=",
+        "agent.defaultShare=lots",
+        "agent.metricsPort=99999",
+        "agent.layouts=all",
+        "agent.stateFolder=var/lib",
+        "agent.resources.limits.memory=lots",
     ],
 )
 def test_wrong_values_are_refused(wrong: str) -> None:
@@ -109,12 +155,87 @@ def test_the_agent_gets_nvidias_library_from_the_container_toolkit_and_mps_where
 def test_agent_and_operator_start_on_a_node_that_a_plan_has_closed_whatever_else_they_tolerate(values: str) -> None:
     found = {
         item["metadata"]["name"]: item["spec"]["template"]["spec"].get("tolerations") or []
-        for item in rendered("--set-json", f"agent.tolerations={values}")
+        for item in rendered("--set-json", f"agent.pod.tolerations={values}")
         if item["kind"] in ("DaemonSet", "Deployment")
     }
     for name in ("aim-gpu-sharing-agent", "aim-gpu-sharing-operator"):
         assert {"key": PLAN_TAINT["key"], "operator": "Exists", "effect": PLAN_TAINT["effect"]} in found[name]
         assert {"key": DCM_TAINT["key"], "operator": "Exists"} in found[name]
+
+
+@pytest.mark.parametrize("scope", ["all", "labelled"])
+def test_with_the_device_plugin_alone_kubernetes_1_29_gets_nothing_that_it_does_not_know(scope: str) -> None:
+    options = ("--set=agent.devicePlugin=true", f"--set=admission.namespaces={scope}")
+    old, new = (rendered(*options, version=version) for version in ("1.29.0", "1.36.4"))
+    versions = {item["apiVersion"] for item in old}
+    assert not {one for one in versions if one.startswith("resource.k8s.io/")}
+    names = {(item["kind"], item["metadata"]["name"]) for item in old}
+    missing = {(item["kind"], item["metadata"]["name"]) for item in new} - names
+    policies = [*node_policy(NAMESPACE), *changed_pod_warning(), *(warning_policies() if scope == "labelled" else ())]
+    warnings = {(item["kind"], item["metadata"]["name"]) for item in policies}
+    assert missing == warnings | {(item["kind"], item["metadata"]["name"]) for item in device_classes()}
+    pods = [item["spec"]["template"]["spec"] for item in old if item["kind"] in ("DaemonSet", "Deployment", "Job")]
+    hooks = [handler for pod in pods for one in pod["containers"] for handler in (one.get("lifecycle") or {}).values()]
+    assert hooks
+    assert all(set(handler) == {"exec"} for handler in hooks)  # 1.29 drops `sleep`, and refuses a handler without action
+
+
+@pytest.mark.parametrize(
+    ("version", "values", "words"),
+    [
+        ("1.28.9", "agent.devicePlugin=true", "requires kubeVersion: >=1.29.0-0"),
+        ("1.33.4", "agent.devicePlugin=false", "the DRA driver needs Kubernetes 1.34 or newer, and this is v1.33.4"),
+        ("v1.33.4-eks-3ae1b2c", "agent.devicePlugin=true,agent.kai=true", "agent.kai needs Kubernetes 1.34"),
+    ],
+)
+def test_a_version_that_is_too_old_for_what_is_asked_is_refused_with_what_it_can_run(
+    version: str, values: str, words: str
+) -> None:
+    with pytest.raises(RuntimeError, match=words):
+        rendered(f"--set={values}", version=version)
+    rendered("--set=agent.devicePlugin=true", version="v1.29.15-eks-3ae1b2c")
+    rendered("--set=agent.enabled=false", version="1.33.4")
+
+
+def test_shares_can_be_read_by_who_may_view_edit_or_administrate_a_namespace() -> None:
+    (role,) = [one for one in rendered() if one["kind"] == "ClusterRole" and one["metadata"]["name"] == "aim-gpu-sharing-view"]
+    marks = role["metadata"]["labels"]
+    assert all(marks[f"rbac.authorization.k8s.io/aggregate-to-{name}"] == "true" for name in ("view", "edit", "admin"))
+    assert role["rules"] == [{"apiGroups": ["aim.amd.com"], "resources": ["gpushares"], "verbs": ["get", "list", "watch"]}]
+
+
+def test_a_new_agent_has_to_be_ready_before_the_old_one_goes() -> None:
+    (agent,) = [one for one in rendered() if one["kind"] == "DaemonSet"]
+    assert agent["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": "10%", "maxUnavailable": 0}
+    (container,) = agent["spec"]["template"]["spec"]["containers"]
+    assert not any("hostPort" in port for port in container["ports"])  # else two would not fit on a node
+
+
+@pytest.mark.parametrize(
+    ("layouts", "capabilities", "mounts"),
+    [
+        ("none", set(), set()),
+        ("vendor", set(), set()),
+        ("compute", {"SYS_ADMIN"}, {"/host/sys"}),
+        ("memory", {"SYS_ADMIN", "SYS_MODULE"}, {"/host/sys", "/lib/modules"}),
+    ],
+)
+def test_the_agent_gets_the_rights_for_the_layouts_that_it_may_change_and_no_others(
+    layouts: str, capabilities: set[str], mounts: set[str]
+) -> None:
+    (agent,) = [item for item in rendered(f"--set=agent.layouts={layouts}") if item["kind"] == "DaemonSet"]
+    pod = agent["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    always = {"SYS_PTRACE", "DAC_OVERRIDE", "FOWNER", "CHOWN"}
+    assert set(container["securityContext"]["capabilities"]["add"]) == always | capabilities
+    assert {one["mountPath"] for one in container["volumeMounts"]} & {"/sys", "/host/sys", "/lib/modules"} == mounts
+    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+    options = parse_options(container["args"], {"NODE_NAME": "node1"})
+    assert options.layouts == layouts
+    assert str(options.sysfs) == ("/host/sys" if mounts else "/sys")
+    if not mounts:
+        with pytest.raises(RuntimeError, match=r"leave agent\.repartition out"):
+            rendered(f"--set=agent.layouts={layouts},agent.repartition=true")
 
 
 def test_a_digest_wins_over_a_tag() -> None:
@@ -125,7 +246,124 @@ def test_a_digest_wins_over_a_tag() -> None:
         if item["kind"] in ("DaemonSet", "Deployment")
         for container in item["spec"]["template"]["spec"]["containers"]
     }
-    assert images == {f"aim-gpu-sharing/aimgpu@{digest}"}
+    assert images == {f"registry.example/aimgpu@{digest}"}
+
+
+def test_without_a_name_for_the_image_nothing_is_rendered() -> None:
+    with pytest.raises(RuntimeError, match=r"image\.repository is not set: no image is published"):
+        rendered(repository="")
+
+
+COMPONENTS = ("agent", "admission", "operator", "gateway", "web")
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_what_the_values_add_to_a_pod_is_merged_into_it_and_takes_nothing_away(component: str) -> None:
+    pod: dict[str, Any] = {
+        "annotations": {"team": "ml"},
+        "labels": {"cost": "shared"},
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "mine",
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "volumes": [{"name": "more", "emptyDir": {}}],
+    }
+    container: dict[str, Any] = {
+        "env": [{"name": "HTTPS_PROXY", "value": "proxy.example"}],
+        "securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}},
+        "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+    }
+    values = json.dumps({"pod": pod, "container": container, "serviceAccount": {"annotations": {"role": "reader"}}})
+    plain, changed = (_of_component(component, *options) for options in ((), ("--set-json", f"{component}={values}")))
+    assert plain.pop("account") == {}
+    assert changed.pop("account") == {"role": "reader"}
+    metadata, spec = changed["metadata"], changed["spec"]
+    assert metadata["annotations"] == {"team": "ml"}
+    assert metadata["labels"] == {**plain["metadata"]["labels"], "cost": "shared"}
+    assert spec["affinity"] == {"nodeAffinity": {}}
+    assert spec["priorityClassName"] == "mine"
+    for key in ("tolerations", "volumes"):
+        fixed = [item for item in plain["spec"].get(key, []) if item != {"operator": "Exists"}]  # the default
+        assert spec[key] == [*fixed, *pod[key]]
+    (before,), (after,) = plain["spec"]["containers"], spec["containers"]
+    for key in ("env", "volumeMounts"):
+        assert after[key] == [*before.get(key, []), *container[key]]
+    assert after["securityContext"] == {**before["securityContext"], "appArmorProfile": {"type": "RuntimeDefault"}}
+    assert {key: after[key] for key in ("image", "command", "resources")} == {
+        key: before[key] for key in ("image", "command", "resources")
+    }
+
+
+def _of_component(component: str, *options: str) -> dict[str, Any]:
+    """The template of its pods, and the annotations of its account."""
+    items = rendered(*options)
+    name = f"aim-gpu-sharing-{component}"
+    (workload,) = (i for i in items if i["kind"] in ("DaemonSet", "Deployment") and i["metadata"]["name"] == name)
+    (account,) = (i for i in items if i["kind"] == "ServiceAccount" and i["metadata"]["name"] == name)
+    return {**workload["spec"]["template"], "account": account["metadata"].get("annotations", {})}
+
+
+@pytest.mark.parametrize(("component", "everywhere"), [("gateway", False), ("operator", True)])
+def test_watched_namespaces_get_roles_and_no_other_namespace_does(component: str, *, everywhere: bool) -> None:
+    name, rules = f"aim-gpu-sharing-{component}", {"gateway": gateway_rules, "operator": operator_rules}[component]()
+
+    def roles(*options: str) -> dict[tuple[str, str], Any]:
+        found = [
+            item for item in rendered(*options) if item["kind"] in ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
+        ]
+        named = [item for item in found if item["metadata"]["name"].startswith(name)]
+        return {
+            (item["kind"], item["metadata"].get("namespace", "")): item for item in named if name in item["metadata"]["name"]
+        }
+
+    whole = roles()
+    assert all(rule in whole["ClusterRole", ""]["rules"] for rule in rules)
+    watched = roles(f"--set={component}.watchNamespaces={{team,lab}}")
+    assert (("ClusterRole", "") in watched) is (("ClusterRoleBinding", "") in watched) is everywhere
+    if everywhere:
+        assert not [rule for rule in rules if rule in watched["ClusterRole", ""]["rules"]]
+    for place in ("team", "lab"):
+        assert watched["Role", place]["rules"] == rules
+        assert watched["RoleBinding", place]["roleRef"]["name"] == watched["Role", place]["metadata"]["name"]
+        assert watched["RoleBinding", place]["subjects"][0]["namespace"] == NAMESPACE
+    assert {place for kind, place in watched if kind == "Role"} == {"team", "lab", NAMESPACE}
+
+
+def test_a_common_label_is_on_every_object_that_is_not_generated() -> None:
+    items = rendered("--set=commonLabels.team=ml")
+    kinds = {item["kind"] for item in items if item["metadata"].get("labels", {}).get("team") != "ml"}
+    policies = {item["kind"] for item in changed_pod_warning()}
+    assert kinds <= {"DeviceClass", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"} | policies
+
+
+def test_callers_reach_the_gateway_through_a_load_balancer_an_ingress_or_the_gateway_api() -> None:
+    values = {
+        "service": {"type": "LoadBalancer", "annotations": {"scheme": "internal"}, "externalTrafficPolicy": "Local"},
+        "ingress": {"enabled": True, "className": "nginx", "host": "models.example", "tlsSecret": "models-tls"},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["models.example"]},
+        "autoscaling": {"enabled": True, "maxReplicas": 6},
+    }
+    items = rendered("--set-json", f"gateway={json.dumps(values)}")
+    named = {item["kind"]: item for item in items if item["metadata"]["name"] == "aim-gpu-sharing-gateway"}
+    service = named["Service"]
+    assert service["metadata"]["annotations"] == {"scheme": "internal"}
+    assert (service["spec"]["type"], service["spec"]["externalTrafficPolicy"]) == ("LoadBalancer", "Local")
+    (rule,) = named["Ingress"]["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    backend = {"name": "aim-gpu-sharing-gateway", "port": {"number": 80}}
+    assert (rule["host"], path["backend"]["service"]) == ("models.example", backend)
+    assert named["Ingress"]["spec"]["tls"] == [{"hosts": ["models.example"], "secretName": "models-tls"}]
+    (route,) = named["HTTPRoute"]["spec"]["rules"]
+    assert route["backendRefs"] == [{"name": "aim-gpu-sharing-gateway", "port": 80}]
+    scaler = named["HorizontalPodAutoscaler"]["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 6)
+    (gateway,) = (
+        i
+        for i in rendered("--set-json", f"gateway={json.dumps(values)}")
+        if i["kind"] == "Deployment" and i["metadata"]["name"].endswith("gateway")
+    )
+    assert "replicas" not in gateway["spec"]  # the autoscaler's
+    with pytest.raises(RuntimeError, match=r"ingress\.host"):
+        rendered("--set=gateway.ingress.enabled=true")
 
 
 def test_labelled_namespaces_are_an_option_with_policies_that_warn_of_the_others() -> None:
@@ -135,7 +373,12 @@ def test_labelled_namespaces_are_an_option_with_policies_that_warn_of_the_others
         wanted = mutating_configuration(NAMESPACE, "aim-gpu-sharing-admission", scope=scope)["webhooks"]
         assert [hook["namespaceSelector"] for hook in hooks] == [hook["namespaceSelector"] for hook in wanted]
         policies = [item for item in found if item["kind"].startswith("ValidatingAdmissionPolicy")]
-        names = [item["metadata"]["name"] for item in warning_policies()] if scope is AdmittedNamespaces.LABELLED else []
+        expected = [
+            *node_policy(NAMESPACE),
+            *changed_pod_warning(),
+            *(warning_policies() if scope is AdmittedNamespaces.LABELLED else ()),
+        ]
+        names = [item["metadata"]["name"] for item in expected]
         assert sorted(item["metadata"]["name"] for item in policies) == sorted(names)
 
 
@@ -143,6 +386,45 @@ def test_callers_outside_the_cluster_get_a_port_of_every_node() -> None:
     values = "--set=gateway.service.type=NodePort,gateway.service.nodePort=30080"
     (service,) = (item for item in rendered(values) if item["kind"] == "Service" and item["spec"].get("type") == "NodePort")
     assert service["spec"]["ports"] == [{"name": "http", "port": 80, "targetPort": "http", "nodePort": 30080}]
+
+
+def _gateway(*options: str) -> dict[str, dict[str, Any]]:
+    return {one["kind"]: one for one in rendered(*options) if one["metadata"]["name"] == "aim-gpu-sharing-gateway"}
+
+
+def test_the_gateway_serves_tls_with_the_certificate_of_a_secret() -> None:
+    found = _gateway("--set=gateway.tls.secretName=gateway-cert")
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    options = parse_gateway_options([word for word in container["args"] if word.startswith("--")])
+    assert (str(options.tls_cert), str(options.tls_key)) == ("/tls/tls.crt", "/tls/tls.key")
+    assert {"name": "tls", "secret": {"secretName": "gateway-cert"}} in pod["volumes"]
+    assert {"name": "tls", "mountPath": "/tls", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "https", "containerPort": options.tls_port} in container["ports"]
+    assert {"name": "https", "port": 443, "targetPort": "https"} in found["Service"]["spec"]["ports"]
+    rules = found["NetworkPolicy"]["spec"]["ingress"]
+    assert {"ports": [{"port": options.tls_port, "protocol": "TCP"}]} in rules
+    assert {"ports": [{"port": 8080, "protocol": "TCP"}]} in rules
+    strict = _gateway("--set=gateway.tls.secretName=gateway-cert,gateway.tls.withoutPlain=true")
+    rules = strict["NetworkPolicy"]["spec"]["ingress"]
+    assert {"ports": [{"port": options.tls_port, "protocol": "TCP"}]} in rules
+    assert {"ports": [{"port": 8080, "protocol": "TCP"}], "from": [{"podSelector": {}}]} in rules
+
+
+def test_without_a_secret_the_gateway_has_no_port_of_tls() -> None:
+    assert "tls" not in json.dumps(_gateway()).lower()
+
+
+def test_the_gateway_is_told_the_media_domains_and_whether_caches_are_apart() -> None:
+    def variables(*options: str) -> dict[str, str]:
+        (container,) = _gateway(*options)["Deployment"]["spec"]["template"]["spec"]["containers"]
+        return {one["name"]: one["value"] for one in container["env"] if "value" in one}
+
+    assert variables() == {}
+    assert variables("--set=gateway.mediaDomains={a.example,b.example},gateway.separateCaches=false") == {
+        "AIMGPU_MEDIA_DOMAINS": "a.example,b.example",
+        "AIMGPU_SEPARATE_CACHES": "0",
+    }
 
 
 def test_dashboards_and_alerts_are_those_of_the_project() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.kubernetes.api_server import ApiServer, serving
 
-from aimgpu.kubernetes.admission.claims import UNUSED_SINCE
-from aimgpu.kubernetes.operator.claim_templates import TemplateCollector
+from aimgpu.kubernetes.cluster.operator.claim_templates import TemplateCollector
+from aimgpu.kubernetes.vocabulary.names import UNUSED_SINCE
 
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/a/resourceclaimtemplates"
 OURS = {"app.kubernetes.io/managed-by": "aim-gpu-sharing"}
@@ -73,6 +73,18 @@ def test_a_template_that_admission_needed_after_it_was_marked_is_not_deleted() -
     asyncio.run(main())
 
 
+def test_only_templates_of_watched_namespaces_are_swept() -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            add(api, "idle", marked=(NOW - LONG).isoformat())
+            await TemplateCollector(client, set, 600.0, ["b"]).sweep(NOW)
+            assert api.writes == []
+            await TemplateCollector(client, set, 600.0, ["a", "b"]).sweep(NOW)
+            assert len(api.writes) == 1
+
+    asyncio.run(main())
+
+
 def test_nothing_is_swept_before_the_pods_are_known() -> None:
     async def main() -> None:
         async with serving() as (api, client):
@@ -90,5 +102,14 @@ def test_a_mark_that_a_person_wrote_is_not_taken_for_old(text: str) -> None:
             add(api, "odd", marked=text)
             await TemplateCollector(client, set, 600.0).sweep(NOW)
             assert api.find(f"{TEMPLATES}/odd") is not None
+
+    asyncio.run(main())
+
+
+def test_a_server_without_claims_has_nothing_to_sweep() -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            api.fault = lambda _method, path: 404 if path.startswith("/apis/resource.k8s.io/") else None
+            await TemplateCollector(client, set, 600.0).sweep(NOW)
 
     asyncio.run(main())

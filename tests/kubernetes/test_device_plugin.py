@@ -12,16 +12,35 @@ from tests.kubernetes.sharing_configs import REFUSED, TAKEN
 from aimgpu.domain import Spread, Vendor
 from aimgpu.errors import InvalidInput
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.kubernetes.cdi import ContainerEdits
-from aimgpu.kubernetes.device_plugin.allocation import check_request, choose_replicas
-from aimgpu.kubernetes.device_plugin.plugin import ResourcePlugin
-from aimgpu.kubernetes.device_plugin.resources import NodeResource, PluginReplica, list_resources, replicas_per_gpu
-from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, parse_config
+from aimgpu.kubernetes.node.cdi import ContainerEdits
+from aimgpu.kubernetes.node.device_plugin.allocation import check_request, choose_replicas
+from aimgpu.kubernetes.node.device_plugin.plugin import ResourcePlugin
+from aimgpu.kubernetes.node.device_plugin.resources import NodeResource, PluginReplica, list_resources, replicas_per_gpu
+from aimgpu.kubernetes.vocabulary.sharing_config import SharingConfig, Strategy, parse_config
+
+READ = {
+    "empty": (Strategy.NONE, {}, False),
+    "no version": (Strategy.NONE, {}, False),
+    "four replicas": (Strategy.NONE, {"nvidia.com/gpu": 4}, False),
+    "without a vendor": (Strategy.NONE, {"nvidia.com/gpu": 2}, False),
+    "renamed by default": (Strategy.NONE, {"nvidia.com/gpu": 2}, False),
+    "no more than one": (Strategy.NONE, {"nvidia.com/gpu": 2}, True),
+    "two resources": (Strategy.NONE, {"nvidia.com/gpu": 2, "nvidia.com/mig-1g.5gb": 3}, False),
+    "some devices": (Strategy.NONE, {"nvidia.com/gpu": 2}, False),
+    "so many devices": (Strategy.NONE, {"nvidia.com/gpu": 2}, False),
+    "own name": (Strategy.NONE, {"nvidia.com/gpu": 2}, False),
+    "mps": (Strategy.NONE, {"nvidia.com/gpu": 2}, True),
+    "our own block": (Strategy.NONE, {"nvidia.com/gpu": 2}, False),
+}
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_configurations_of_nvidias_plugin_are_read(name: str) -> None:
-    parse_config(TAKEN[name])
+    found = parse_config(TAKEN[name])
+    replicas = {one.name: one.replicas for one in found.replicated}
+    assert (found.strategy, replicas, found.fail_requests_greater_than_one) == READ[name]
+    assert found.mps is (name == "mps")
+    assert (found.placement is Spread.PACK) is (name == "our own block")
 
 
 @pytest.mark.parametrize("name", REFUSED)

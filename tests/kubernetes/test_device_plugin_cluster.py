@@ -13,8 +13,8 @@ from tests.kubernetes.accounts import NAMESPACE, make_account
 from tests.kubernetes.admission import running_admission
 from tests.kubernetes.node_agent import NodeAgent, running_agent
 
-from aimgpu.kubernetes.custom_resources import custom_resource_definitions
-from aimgpu.kubernetes.operator.access_rules import cluster_role_rules, role_rules
+from aimgpu.kubernetes.cluster.operator.access_rules import cluster_role_rules, namespaced_rules, role_rules
+from aimgpu.kubernetes.vocabulary.custom_resources import custom_resource_definitions
 
 CONFIG = """
 version: v1
@@ -45,8 +45,10 @@ def operator(cluster: Cluster, agent: NodeAgent) -> Iterator[Process]:
     cluster.apply(custom_resource_definitions())
     for name in ("gpunodes", "gpushares", "partitionplans"):
         cluster.wait_until_served(f"{name}.aim.amd.com")
-    environment = {"KUBECONFIG": str(make_account(cluster, "operator", cluster_role_rules(), role_rules()))}
-    command = [sys.executable, "-m", "aimgpu.kubernetes.operator", "--namespace", NAMESPACE]
+    environment = {
+        "KUBECONFIG": str(make_account(cluster, "operator", [*cluster_role_rules(), *namespaced_rules()], role_rules()))
+    }
+    command = [sys.executable, "-m", "aimgpu.kubernetes.cluster.operator", "--namespace", NAMESPACE]
     running = cluster.start("operator-replicas", command, env=environment)
     yield running
     running.stop()

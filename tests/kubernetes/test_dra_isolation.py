@@ -42,7 +42,7 @@ def tenant(name: str, template: str, emulated: EmulatedNode, *, user: int = 0) -
         "image": PYTHON_IMAGE,
         "imagePullPolicy": "Never",
         "command": ["python", "-c", GREEDY],
-        "env": [{"name": "LD_LIBRARY_PATH", "value": driver}, {"name": "STANDIN_STATE", "value": f"{driver}/state"}],
+        "env": [{"name": "LD_LIBRARY_PATH", "value": driver}, {"name": "AIMGPU_SOFTWARE_GPU", "value": f"{driver}/state"}],
         "volumeMounts": [{"name": "driver", "mountPath": driver}],
         "securityContext": {"runAsUser": user},
         "resources": {"claims": [{"name": "gpu"}]},

@@ -8,7 +8,7 @@ import pytest
 from tests.programs.tiny_encoder import write_encoder
 
 from aimgpu.engines.llamacpp.purpose import Purpose
-from aimgpu.kubernetes.serving.embedded_engine import main, model_purpose, server_words
+from aimgpu.kubernetes.models.serving.embedded_engine import main, model_purpose, server_words
 
 GIVEN = argparse.Namespace(name="chat", port=8000, context=512, concurrency=3)
 

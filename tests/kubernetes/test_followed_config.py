@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
-from aimgpu.kubernetes.api_client import Client, WatchEvent
-from aimgpu.kubernetes.device_plugin.followed_config import FollowedConfig
-from aimgpu.kubernetes.timeslicing.sharing_manifest import SharingSettings, plugin_config
+from aimgpu.kubernetes.api.client import Client, WatchEvent
+from aimgpu.kubernetes.cluster.timeslicing.sharing_manifest import SharingSettings, plugin_config
+from aimgpu.kubernetes.node.device_plugin.followed_config import FollowedConfig
 
 
 def shared(replicas: int) -> str:
@@ -26,9 +26,10 @@ class RecordedClient:
 
 def follow(*states: dict[str, str] | None) -> FollowedConfig:
     """After a ConfigMap has had these contents, one after the other; None: it was deleted."""
+    metadata = {"namespace": "ns", "name": "time-slicing-config"}
     synced = WatchEvent(type="SYNCED", object={})
     events = [
-        WatchEvent(type="DELETED", object={}) if state is None else WatchEvent(type="MODIFIED", object={"data": state})
+        WatchEvent(type="MODIFIED" if state is not None else "DELETED", object={"metadata": metadata, "data": state})
         for state in states
     ]
     client = cast("Any", RecordedClient(synced, *events))

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aimgpu.domain import ByClass, Priority, QueueSettings
-from aimgpu.gateway.routes import ServedModel
-from aimgpu.kubernetes.gateway.followed_queue import own_part
-from aimgpu.kubernetes.gateway.model_scaler import note_interval
-from aimgpu.kubernetes.gateway.pod_problems import PodProblems
-from aimgpu.kubernetes.gateway.served_models import ClusterState, ReplicaShare, devices_of, make_routes, read_model
+from aimgpu.gateway.routes import RouteTable, ServedModel
+from aimgpu.kubernetes.models.gateway.followed_queue import own_part
+from aimgpu.kubernetes.models.gateway.model_pods import ModelPods
+from aimgpu.kubernetes.models.gateway.model_scaler import note_interval
+from aimgpu.kubernetes.models.gateway.served_models import ClusterState, ReplicaShare, devices_of, make_routes, read_model
 
 
 def deployment(name: str, namespace: str = "a", created: int = 1, replicas: int = 1, **annotations: str) -> dict[str, Any]:
@@ -42,6 +42,7 @@ def endpoints(name: str, *pods: str, namespace: str = "a", ready: bool = True) -
 
 def routes(*deployments: dict[str, Any], **state: Any) -> dict[str, ServedModel]:
     models = [read_model(item) for item in deployments]
+    state = {"short_names": ("a", "b"), **state}
     return {route.name: route for route, _ in make_routes(ClusterState(models=models, **state))}
 
 
@@ -74,41 +75,107 @@ def test_a_model_without_ready_pods_is_waited_for_only_where_it_comes() -> None:
     assert found["stopped"].arrival is None
 
 
-def pod(*, ready: bool = False, ending: bool = False, kind: str = "containerStatuses", **state: Any) -> dict[str, Any]:
+def pod(
+    *, ready: bool = False, ready_at: str = "", ending: bool = False, kind: str = "containerStatuses", **state: Any
+) -> dict[str, Any]:
     metadata = {"name": "m-1", "namespace": "a", "labels": {"aim.amd.com/served-model": "m"}}
     ended = {"terminated": {"exitCode": 3, "message": "a line of the log"}}
     return {
         "metadata": {**metadata, **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if ending else {})},
         "status": {
             kind: [{"name": "engine", "state": state, "lastState": ended}],
-            "conditions": [{"type": "Ready", "status": str(ready)}],
+            "conditions": [{"type": "Ready", "status": str(ready), "lastTransitionTime": ready_at or "2026-01-01T00:00:00Z"}],
         },
     }
 
 
 @pytest.mark.parametrize("kind", ["containerStatuses", "initContainerStatuses"])
 def test_a_pod_in_a_crash_loop_fails_until_it_is_ready_or_ends(kind: str) -> None:
-    problems, model = PodProblems(), ("a", "m")
+    problems, model = ModelPods(), ("a", "m")
     problems.put(pod(running={}))
-    assert problems.of(model) is None
+    assert problems.problem_of(model) is None
     problems.put(pod(kind=kind, waiting={"reason": "CrashLoopBackOff", "message": "back-off 10s"}))
-    assert problems.of(model) == "m-1: CrashLoopBackOff: back-off 10s (it ended with status 3)"  # no line of its log
+    assert problems.problem_of(model) == "m-1: CrashLoopBackOff: back-off 10s (it ended with status 3)"  # no line of its log
     problems.put(pod(running={}))
-    assert problems.of(model) is not None, "it runs for a while each time"
+    assert problems.problem_of(model) is not None, "it runs for a while each time"
     problems.put(pod(running={}, ready=True))
-    assert problems.of(model) is None
+    assert problems.problem_of(model) is None
     problems.put(pod(kind=kind, waiting={"reason": "CrashLoopBackOff"}))
     problems.put(pod(kind=kind, waiting={"reason": "CrashLoopBackOff"}, ending=True))
-    assert problems.of(model) is None
+    assert problems.problem_of(model) is None
 
 
-def test_the_older_of_two_models_has_the_name() -> None:
-    found = routes(
-        deployment("m", "b", created=2), deployment("m", "a", created=5), slices=[endpoints("m", "p", namespace="b")]
-    )
-    assert set(found) == {"m", "a/m"}
-    assert found["m"].backends
-    assert not found["a/m"].backends
+def unplaced(reason: str = "Unschedulable") -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": "cannot allocate all claims"}
+    return {"metadata": pod()["metadata"], "status": {"conditions": [condition]}}
+
+
+def test_a_start_takes_as_long_as_its_containers_and_neither_the_wait_for_a_gpu_nor_a_later_flap() -> None:
+    pods, model = ModelPods(), ("a", "m")
+    pods.put(unplaced())  # for an hour
+    pods.put(pod(waiting={"reason": "ContainerCreating"}))
+    assert not pods.is_starting(model)
+    running = {"startedAt": "2026-01-01T01:00:00Z"}
+    pods.put(pod(running=running))
+    assert pods.is_starting(model)
+    pods.put(pod(running=running, ready=True, ready_at="2026-01-01T01:00:40Z"))
+    assert pods.start_seconds == {model: 40.0}
+    pods.put(pod(running=running))
+    pods.put(pod(running=running, ready=True, ready_at="2026-01-01T09:00:00Z"))
+    assert pods.start_seconds == {model: 40.0}
+    again = {"startedAt": "2026-01-02T00:00:00Z"}
+    pods.put(pod(running=again))
+    pods.put(pod(running=again, ready=True, ready_at="2026-01-02T00:00:25Z"))
+    assert pods.start_seconds == {model: 25.0}
+
+
+def test_a_model_has_no_room_while_no_node_takes_any_of_its_pods() -> None:
+    pods, model = ModelPods(), ("a", "m")
+    pods.put(unplaced("SchedulingGated"))
+    assert pods.no_room_of(model) is None
+    pods.put(unplaced())
+    assert pods.no_room_of(model) == "cannot allocate all claims"
+    pods.put(pod(running={"startedAt": "2026-01-01T01:00:00Z"}))
+    assert pods.no_room_of(model) is None
+
+
+@pytest.mark.parametrize(
+    ("short_names", "expected"),
+    [
+        ((), {"a/m": "a", "b/m": "b", "c/only": "c"}),
+        (("a",), {"m": "a", "b/m": "b", "c/only": "c"}),
+        (("b", "a"), {"m": "b", "a/m": "a", "c/only": "c"}),
+        (("*",), {"a/m": "a", "b/m": "b", "only": "c"}),
+        (("a", "*"), {"m": "a", "b/m": "b", "only": "c"}),
+        (("elsewhere",), {"a/m": "a", "b/m": "b", "c/only": "c"}),
+    ],
+)
+def test_a_short_name_belongs_to_the_listed_namespace_whoever_is_older(
+    short_names: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    for ages in ((2, 5), (5, 2)):
+        given = [deployment("m", "b", created=ages[0]), deployment("m", "a", created=ages[1]), deployment("only", "c")]
+        slices = [endpoints(name, "p", namespace=place) for name, place in (("m", "a"), ("m", "b"), ("only", "c"))]
+        found = routes(*given, slices=slices, short_names=short_names)
+        assert {name: one.backends[0].instance_id.partition("/")[0] for name, one in found.items()} == expected
+        table = RouteTable(found.values())
+        for namespace, name in (("a", "m"), ("b", "m"), ("c", "only")):
+            served = table.find(f"{namespace}/{name}")
+            assert served is not None
+            assert served.backends[0].instance_id == f"{namespace}/p", "the whole name always finds its own"
+
+
+def test_a_served_name_cannot_claim_another_namespace() -> None:
+    found = routes(deployment("m", "a"), deployment("thief", "b", served_model_name="a/m"), short_names=("a",))
+    assert set(found) == {"m", "b/thief"}
+
+
+def test_a_key_for_a_whole_name_lists_and_finds_the_model_by_it() -> None:
+    (served,) = routes(deployment("m", "a"), short_names=("a",)).values()
+    table = RouteTable([served])
+    assert (served.name, served.aliases) == ("m", ("a/m",))
+    assert table.find("a/m") is served
+    assert table.list() == (served,)
 
 
 def test_promises_are_read_from_one_annotation_or_from_several() -> None:

@@ -3,31 +3,41 @@
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from tests.kubernetes.api_server import ApiServer, serving, until
+from tests.kubernetes.api_server import ApiServer, kubeconfig, serving, serving_commands, until
 
+from aimgpu.cli.main import run_command
 from aimgpu.domain import ByClass, QueueSettings
+from aimgpu.errors import ModelNotReady
 from aimgpu.gateway.application import Gateway, GatewaySettings, create_gateway
+from aimgpu.gateway.proxy import ProxiedRequest
 from aimgpu.gateway.routes import RouteTable
-from aimgpu.keyfile import KeyStore
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.gateway import cluster_models, followed_queue, model_scaler
-from aimgpu.kubernetes.gateway.cluster_models import ClusterModels
-from aimgpu.kubernetes.gateway.followed_queue import FollowedQueue
-from aimgpu.kubernetes.gateway.model_scaler import ModelScaler
-from aimgpu.kubernetes.gateway.options import ClusterGatewayOptions, parse_options
-from aimgpu.kubernetes.gateway.secret_keys import SecretKeys
-from aimgpu.kubernetes.serving.key_secret import KEYS_SECRET, KeySecret, find_gateway_namespace
-from aimgpu.kubernetes.serving.queue_bounds import QUEUE_MAP, QueueBounds
+from aimgpu.gateway.slots import Lease
+from aimgpu.keyfile import KeyClass, KeyStore
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.models.gateway import cluster_models, followed_queue, model_scaler
+from aimgpu.kubernetes.models.gateway.cluster_models import ClusterModels
+from aimgpu.kubernetes.models.gateway.followed_queue import FollowedQueue
+from aimgpu.kubernetes.models.gateway.model_scaler import ModelScaler
+from aimgpu.kubernetes.models.gateway.options import ClusterGatewayOptions, parse_options
+from aimgpu.kubernetes.models.gateway.secret_keys import SecretKeys
+from aimgpu.kubernetes.models.gateway.served_models import ReplicaShare
+from aimgpu.kubernetes.models.serving.engine_keys import ENGINE_KEYS
+from aimgpu.kubernetes.models.serving.key_secret import KEYS_SECRET, KeySecret, find_gateway_namespace
+from aimgpu.kubernetes.models.serving.queue_bounds import QUEUE_MAP, QueueBounds
+from aimgpu.qos.queueing.dispatcher import RequestOutcome
 
 DEPLOYMENTS = "/apis/apps/v1/namespaces/a/deployments"
+PODS = "/api/v1/namespaces/a/pods"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/system/leases"
 SERVED = "aim.amd.com/served-model"
@@ -230,6 +240,84 @@ def test_use_that_another_gateway_noted_keeps_a_model_awake(hurried: list[float]
     play(scenario)
 
 
+def pod_of(name: str, *, started: str = "", ready: str = "") -> dict[str, Any]:
+    """On no node; or since `started` on one, and since `ready` ready."""
+    metadata = {"name": f"{name}-pod", "labels": {SERVED: name}}
+    scheduled = {"type": "PodScheduled", "status": "True"}
+    if not started:
+        message = "0/1 nodes are available: 1 cannot allocate all claims."
+        scheduled |= {"status": "False", "reason": "Unschedulable", "message": message}
+    up = {"type": "Ready", "status": str(bool(ready)), "lastTransitionTime": ready or started}
+    running = [{"name": "engine", "state": {"running": {"startedAt": started}}}] if started else []
+    return {"metadata": metadata, "status": {"conditions": [scheduled, up], "containerStatuses": running}}
+
+
+async def ask(parts: Parts, name: str) -> str:
+    """What a caller of a model gets to hear."""
+    route = parts.routes.find(name)
+    assert route is not None
+    request = ProxiedRequest(route, "", b"", {}, "", time.monotonic())
+    try:
+        taken = parts.gateway.slots.take(request, request.arrived)
+        lease = taken if isinstance(taken, Lease) else await taken
+    except ModelNotReady as refused:
+        return refused.message
+    await asyncio.sleep(0)
+    lease.release(RequestOutcome.OK)
+    return "answered"
+
+
+def test_a_model_that_once_waited_long_for_a_gpu_is_woken_again_once_for_a_hundred_requests(hurried: list[float]) -> None:
+    async def scenario(parts: Parts) -> None:
+        async def wake(requests: int, *, wait: float, day: int) -> list[str]:
+            asked = [asyncio.ensure_future(ask(parts, "rare")) for _ in range(requests)]
+            await until(lambda: parts.state("rare") == "loading")
+            parts.api.put(PODS, pod_of("rare"))
+            hurried[0] += wait
+            parts.api.put(PODS, pod_of("rare", started=f"2026-01-{day:02}T00:00:00Z"))
+            await until(lambda: parts.models._pods.is_starting(("a", "rare")))
+            parts.api.put(PODS, pod_of("rare", started=f"2026-01-{day:02}T00:00:00Z", ready=f"2026-01-{day:02}T00:00:20Z"))
+            parts.add_endpoint("rare")
+            return await asyncio.gather(*asked)
+
+        parts.add_model("rare", replicas=0, keep="60s", concurrency="4")
+        async with running(parts.models.run(), scaler(parts, hurried).run()):
+            await until(lambda: parts.state("rare") == "sleeping")
+            assert await wake(1, wait=400.0, day=1) == ["answered"]
+            hurried[0] += 100
+            await until(lambda: parts.replicas("rare") == 0)
+            parts.api.remove(f"{PODS}/rare-pod")
+            parts.api.put(SLICES.format("a"), {"metadata": {"name": "rare-x"}, "endpoints": []})
+            await until(lambda: parts.state("rare") == "sleeping")
+            before = len(parts.api.writes)
+            assert await wake(100, wait=1.0, day=2) == ["answered"] * 100
+            scaled = [write for write in parts.api.writes[before:] if write.endswith("/scale")]
+            assert len(scaled) == 1
+
+    play(scenario)
+
+
+def test_callers_hear_at_once_that_there_is_no_room_for_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_models, "_NO_ROOM_SECONDS", 0.0)
+
+    async def scenario(parts: Parts) -> None:
+        parts.add_model("rare", replicas=0, keep="60s")
+        async with running(parts.models.run(), scaler(parts, [0.0]).run()):
+            await until(lambda: parts.state("rare") == "sleeping")
+            waits = asyncio.ensure_future(ask(parts, "rare"))
+            await until(lambda: parts.replicas("rare") == 1)
+            parts.api.put(PODS, pod_of("rare"))
+            assert "cannot allocate all claims" in await waits
+            assert "cannot allocate all claims" in await ask(parts, "rare")
+            parts.api.put(PODS, pod_of("rare", started="2026-01-01T00:00:00Z"))
+            await until(lambda: parts.routes.list()[0].reason is None)  # it got a GPU: callers are held again
+            again = asyncio.ensure_future(ask(parts, "rare"))
+            parts.add_endpoint("rare")
+            assert await again == "answered"
+
+    play(scenario)
+
+
 def test_notes_of_models_that_are_gone_are_removed(hurried: list[float]) -> None:
     async def scenario(parts: Parts) -> None:
         parts.add_model("chat", keep="60s")
@@ -263,6 +351,30 @@ def test_a_scale_that_is_refused_is_tried_again_later_and_others_go_on(hurried: 
 
 def secret_path(name: str = KEYS_SECRET) -> str:
     return f"/api/v1/namespaces/system/secrets/{name}"
+
+
+def test_the_limits_of_a_key_hold_over_all_gateways_and_follow_their_number() -> None:
+    async def scenario(parts: Parts) -> None:
+        share = [ReplicaShare(index=0, count=2)]
+        keys = SecretKeys(parts.client, "system", KEYS_SECRET, lambda: share[0])
+        secret = KeySecret(parts.client, "system")
+        async with running(keys.run()):
+            key = await secret.change(lambda store: store.add("ann", KeyClass(requests_per_second=1.0, concurrency=5)))
+            free = await secret.change(lambda store: store.add("bob"))
+            await until(lambda: keys.table.find(free.encode()) is not None)
+
+            def limits(text: str) -> tuple[float | None, int | None]:
+                found = keys.table.find(text.encode())
+                assert found is not None
+                return found.requests_per_second, found.concurrency
+
+            assert (limits(key), limits(free)) == ((0.5, 3), (None, None))
+            share[0] = ReplicaShare(index=1, count=2)
+            await until(lambda: limits(key) == (0.5, 2))
+            share[0] = ReplicaShare()
+            await until(lambda: limits(key) == (1.0, 5))
+
+    play(scenario)
 
 
 def test_keys_count_from_the_moment_they_are_in_the_secret() -> None:
@@ -302,6 +414,23 @@ def test_two_who_change_the_keys_at_once_both_have_their_way() -> None:
         assert parts.api.versions() == before  # looking writes nothing
 
     play(scenario)
+
+
+@pytest.mark.parametrize(("concurrency", "note"), [("1", True), ("2", False), (None, False)])
+def test_who_adds_a_key_that_may_do_less_than_the_gateways_each_allow_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], concurrency: str | None, *, note: bool
+) -> None:
+    labels = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "aim-gpu-sharing"}
+    with serving_commands() as (api, url):
+        (tmp_path / "config").write_text(kubeconfig(here=url))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        api.put("/api/v1/namespaces/system/services", {"metadata": {"name": "gateway", "labels": labels}})
+        gateway = {"metadata": {"name": "gateway", "labels": labels}, "spec": {"replicas": 2}}
+        api.put("/apis/apps/v1/namespaces/system/deployments", gateway)
+        limit = ("--concurrency", concurrency) if concurrency else ()
+        assert run_command(["keys", "add", "ann", *limit, "--on", "kubernetes"]) == 0
+        assert ("it may have 2 at once" in capsys.readouterr().err) == note
+        assert api.find(secret_path()) is not None
 
 
 def _names(store: KeyStore) -> list[str]:
@@ -352,14 +481,62 @@ def test_bounds_of_the_queue_follow_the_config_map_and_belong_to_the_stack_that_
     play(scenario)
 
 
+def secret_of(**keys: str) -> dict[str, Any]:
+    data = {model: base64.b64encode(key.encode()).decode() for model, key in keys.items()}
+    return {"metadata": {"name": ENGINE_KEYS}, "data": data}
+
+
+def test_an_engine_gets_the_key_of_its_own_namespace_and_no_other(hurried: list[float]) -> None:
+    """Whatever address a namespace lists as its engine: only what that namespace knows goes there."""
+    names = "chat", "small", "odd", "long"
+
+    async def scenario(parts: Parts) -> None:
+        def keys() -> dict[str, str]:
+            return {route.name: backend.api_key for route in parts.routes.list() for backend in route.backends}
+
+        parts.api.put("/api/v1/namespaces/b/secrets", secret_of(chat="of-b", small="of-b"))
+        parts.api.put("/api/v1/namespaces/a/secrets", secret_of(chat="of-a", odd="x\r\nhost: evil", long="k" * 513))
+        for name in names:
+            parts.add_model(name, engine="vllm")
+            parts.add_endpoint(name)
+        async with running(parts.models.run()):
+            await until(lambda: keys() == {"chat": "of-a", "small": "", "odd": "", "long": ""})
+            parts.api.put("/api/v1/namespaces/a/secrets", secret_of(small="new"))
+            await until(lambda: keys()["small"] == "new")
+            parts.api.remove(f"/api/v1/namespaces/a/secrets/{ENGINE_KEYS}")
+            await until(lambda: set(keys().values()) == {""})
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"[" * 100_000, b"{" * 60_000, b"a" * 10_000_000, b"\xff", b""], ids=["deep", "odd", "long", "bytes", "empty"]
+)
+def test_no_answer_of_an_engine_ends_the_gateway(hurried: list[float], answer: bytes) -> None:
+    async def scenario(parts: Parts) -> None:
+        async with engine(200, answer) as (host, port, asked):
+            parts.add_model("hostile", engine="llamacpp")
+            parts.add_endpoint("hostile", host, port)
+            following = asyncio.ensure_future(parts.models.run())
+            await until(lambda: len(asked) >= 3 or following.done())
+            parts.add_model("chat")
+            await until(lambda: parts.state("chat") == "loading" or following.done())
+            assert not following.done()
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    play(scenario)
+
+
 @asynccontextmanager
 async def engine(status: int, answer: object) -> AsyncIterator[tuple[str, int, list[Any]]]:
     """An engine that answers to /v1/rerank so; what it was asked."""
     asked: list[Any] = []
 
     async def rerank(request: web.Request) -> web.Response:
-        asked.append(await request.json())
-        return web.Response(status=status, text=json.dumps(answer), content_type="application/json")
+        asked.append((await request.json(), request.headers.get("authorization")))
+        body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        return web.Response(status=status, body=body, content_type="application/json")
 
     application = web.Application()
     application.router.add_post("/v1/rerank", rerank)
@@ -380,9 +557,11 @@ def test_an_engine_of_llama_cpp_is_asked_once_whether_it_ranks(
 ) -> None:
     async def scenario(parts: Parts) -> None:
         async with engine(status, answer) as (host, port, asked), running(parts.models.run()):
+            parts.api.put("/api/v1/namespaces/a/secrets", secret_of(model="its-key"))
             parts.add_model("model", engine=name)
             parts.add_endpoint("model", host, port)
             await until(lambda: len(asked) == 1)
+            assert asked[0][1] == "Bearer its-key"
             if ranks:
                 await until(lambda: parts.routes.list()[0].card.ranks)
             await asyncio.sleep(0.05)  # many looks later

@@ -8,7 +8,7 @@ import pytest
 from tests.kubernetes.api_server import serving
 from tests.kubernetes.partitioned_cluster import GPU_NODES, PLANS, PODS, PartitionedCluster
 
-from aimgpu.kubernetes.operator.plan_phases import target_layouts
+from aimgpu.kubernetes.cluster.operator.plan_phases import target_layouts
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
 Add = Callable[[PartitionedCluster], None]

@@ -10,13 +10,13 @@ from tests.kubernetes.test_share_kinds import GIB, REPLICA, limited, pod
 from tests.kubernetes.test_share_loop import GB
 
 from aimgpu.domain import Grant, Instance, InstanceState, Level, Priority
-from aimgpu.kubernetes.agent.gpu_node import held_statuses
-from aimgpu.kubernetes.custom_resources import GPU_NODES, VERSION
-from aimgpu.kubernetes.device_plugin.pod_replicas import HeldReplica, ReplicaUser, match_grants
-from aimgpu.kubernetes.names import GROUP
-from aimgpu.kubernetes.operator.shares.indexes import GpuNodeIndex, KnownGpus
-from aimgpu.kubernetes.operator.shares.rows import asks, rows_of
-from aimgpu.kubernetes.operator.shares.status import share_status
+from aimgpu.kubernetes.cluster.operator.shares.indexes import GpuNodeIndex, KnownGpus
+from aimgpu.kubernetes.cluster.operator.shares.rows import asks, rows_of
+from aimgpu.kubernetes.cluster.operator.shares.status import share_status
+from aimgpu.kubernetes.node.agent.gpu_node import held_statuses
+from aimgpu.kubernetes.node.device_plugin.pod_replicas import HeldReplica, ReplicaUser, match_grants
+from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES, VERSION
+from aimgpu.kubernetes.vocabulary.names import GROUP
 
 Object = dict[str, Any]
 SHARED = "amd.com/gpu.shared"
@@ -114,6 +114,7 @@ def test_the_gpu_node_has_each_pods_replica_over_restarts_and_as_long_as_the_pod
                 for replica in (first, second):
                     await allocate(world, kubelet, "amd.com/gpu", replica)
                 both = [("default", "pod", f"{GPU}/spx-0"), ("team", "pod", "sim-mi300x-1/spx-0")]
+                await world.until(lambda: bool(world.api.all(GPU_NODES)), "a GpuNode")
                 await world.until(lambda: held_of(world) == both, "who holds what")
                 (entry, _) = world.api.get(GPU_NODES, NODE)["status"]["heldReplicas"]
                 (given, _) = sorted(world.grants(), key=lambda one: one.partition_id)

@@ -16,10 +16,10 @@ from cryptography.x509.oid import NameOID
 from tests.kubernetes.api_server import ApiServer, serving
 from tests.kubernetes.webhook_certificates import BEGIN, OPTIONS, SECRET, bundle, install, keeper, trusted
 
-from aimgpu.kubernetes.admission.authority_bundle import extend_bundle
-from aimgpu.kubernetes.admission.certificate_keeper import CertificateKeeper
-from aimgpu.kubernetes.admission.certificates import LIFETIME, ServingCertificate, make_certificate
-from aimgpu.kubernetes.admission.options import AdmissionOptions
+from aimgpu.kubernetes.cluster.admission.authority_bundle import extend_bundle
+from aimgpu.kubernetes.cluster.admission.certificate_keeper import CertificateKeeper
+from aimgpu.kubernetes.cluster.admission.certificates import LIFETIME, ServingCertificate, make_certificate
+from aimgpu.kubernetes.cluster.admission.options import AdmissionOptions
 
 HOST = f"{OPTIONS.service}.system.svc"
 CERTIFICATES = "/apis/cert-manager.io/v1/namespaces/system/certificates"
@@ -199,7 +199,7 @@ def test_files_that_are_not_there_or_do_not_fit_are_an_error_and_what_is_served_
 
 
 def test_the_server_waits_for_files_that_are_about_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aimgpu.kubernetes.admission.certificate_keeper._FIRST_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("aimgpu.kubernetes.cluster.admission.certificate_keeper._FIRST_RETRY_SECONDS", 0.0)
     options = AdmissionOptions(namespace="system", certificates=tmp_path)
 
     async def main() -> None:

@@ -7,11 +7,12 @@ import pytest
 from tests.cluster.cluster import BUSYBOX_IMAGE, Cluster
 from tests.cluster.foreign import KAI, needs
 from tests.cluster.waiting import wait_until
+from tests.kubernetes.example_manifests import granted_bytes, read_example, with_stand_in
 from tests.kubernetes.kai import PRODUCT, QUEUE, RESERVATIONS, SCHEDULER, running_kai_agent
 from tests.kubernetes.node_agent import NodeAgent
 
 from aimgpu.hardware.simulated import find_product
-from aimgpu.kubernetes.admission.served_model import PodModel, size_model
+from aimgpu.kubernetes.vocabulary.served_model import PodModel, size_model
 from aimgpu.sizing import built_in
 from aimgpu.units import MIB
 
@@ -75,6 +76,18 @@ def test_pods_that_kai_placed_are_held_to_what_kai_granted(cluster: Cluster, nam
     agent.restart()
     wait_until(lambda: offers_gpus(agent), "GPUs for KAI again", agent.check)
     assert sorted(grant["memory_bytes"] for grant in agent.grants()) == before
+    end(cluster, namespace, agent)
+
+
+def test_the_pods_of_the_examples_are_held_to_what_they_ask(cluster: Cluster, namespace: str, agent: NodeAgent) -> None:
+    granted = {}
+    for file in ("kai-fraction.yaml", "kai-memory.yaml"):
+        [item] = read_example(file)
+        name = item["metadata"]["name"]
+        cluster.apply(with_stand_in(item), namespace)
+        cluster.wait(f"pod/{name}", "condition=Ready", namespace)
+        granted[name] = granted_bytes(cluster, name, namespace)
+    assert granted == {"gpu-sharing": GPU_MEMORY // 2 // MIB * MIB, "gpu-memory": 2000 * MIB}
     end(cluster, namespace, agent)
 
 

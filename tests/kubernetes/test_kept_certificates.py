@@ -13,9 +13,10 @@ from tests.kubernetes.api_server import ApiServer, serving
 from tests.kubernetes.webhook_certificates import BEGIN, OPTIONS, REGISTRATION, SECRET, bundle, install, keeper, trusted
 
 from aimgpu.errors import ClusterConflict, ClusterFailed
-from aimgpu.kubernetes.admission.certificates import LIFETIME, RENEW_BEFORE, make_certificate
-from aimgpu.kubernetes.admission.options import parse_options
-from aimgpu.kubernetes.admission.webhook_configurations import NAME, mutating_configuration
+from aimgpu.kubernetes.cluster.admission.certificates import LIFETIME, RENEW_BEFORE, make_certificate
+from aimgpu.kubernetes.cluster.admission.options import parse_options
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration
+from aimgpu.kubernetes.vocabulary.names import WEBHOOKS as NAME
 
 
 def stored(api: ApiServer) -> dict[str, str]:

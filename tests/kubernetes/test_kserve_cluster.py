@@ -15,7 +15,7 @@ from tests.kubernetes.node_agent import NodeAgent, running_agent
 
 from aimgpu.domain import Footprint, Vendor
 from aimgpu.hardware.simulated import find_product
-from aimgpu.kubernetes.admission.served_model import PodModel, size_model
+from aimgpu.kubernetes.vocabulary.served_model import PodModel, size_model
 from aimgpu.sizing import built_in
 from aimgpu.units import MIB
 
@@ -113,7 +113,7 @@ def test_a_service_is_sized_from_its_model_and_arguments_and_makes_one_replica_s
     cluster.apply(model_service("chat", {SHARING: "true"}, "--max-model-len=4096", "--max-num-seqs=4"), namespace)
     pod = only_pod(cluster, namespace, "serving.kserve.io/inferenceservice=chat")
     granted = granted_bytes(cluster, pod, namespace, "kserve-container")
-    footprint = need(context_tokens=4096, sequences=4)
+    footprint = need(context_tokens=4096, sequences=4, concurrency=4)
     assert footprint.total_bytes <= granted < footprint.total_bytes + 2 * MIB
     arguments = arguments_of(pod, "kserve-container")
     assert arguments["--max-model-len"] == "4096"
@@ -210,7 +210,7 @@ def test_an_llm_inference_service_gets_its_claim_and_its_arguments(cluster: Clus
     )
     pod = only_pod(cluster, namespace, "app.kubernetes.io/name=llm")
     granted = granted_bytes(cluster, pod, namespace, "main")
-    footprint = need(context_tokens=4096, sequences=2)
+    footprint = need(context_tokens=4096, sequences=2, concurrency=2)
     assert footprint.total_bytes <= granted < footprint.total_bytes + 2 * MIB
     assert footprint.least_bytes + int(arguments_of(pod, "main")["--kv-cache-memory-bytes"]) <= granted
     assert len(cluster.get_all("replicasets", namespace)) == 1

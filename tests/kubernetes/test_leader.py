@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 from tests.kubernetes.api_server import ApiServer, serving, until
 
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.operator import leader as leader_module
-from aimgpu.kubernetes.operator.leader import DURATION_SECONDS, Leader
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.cluster.operator import leader as leader_module
+from aimgpu.kubernetes.cluster.operator.leader import DURATION_SECONDS, Leader
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/system/leases/operator"
 ACCOUNT = {"username": "system:serviceaccount:system:operator", "uid": "u-1"}
@@ -195,28 +195,3 @@ def test_the_lease_belongs_to_the_account_of_the_chart_and_to_no_other(user: dic
             await only.stop()
 
     asyncio.run(main())
-
-
-def test_a_lease_of_an_earlier_version_gets_an_owner_where_that_is_allowed_and_works_where_not() -> None:
-    async def course(*, allowed: bool) -> object:
-        async with serving() as (api, client):
-            api.user = ACCOUNT
-            api.put(LEASE.rpartition("/")[0], {"metadata": {"name": "operator"}, "spec": {"holderIdentity": ""}})
-            refused = [0]
-
-            def refuse(method: str, _path: str) -> int | None:
-                if method == "PUT" and not allowed and refused[0] == 0:
-                    refused[0] += 1
-                    return 403
-                return None
-
-            api.fault = refuse
-            only = Replica(client, "only", lambda: 0.0)
-            await until(lambda: only.leads)
-            found = api.find(LEASE)
-            assert found is not None
-            await only.stop()
-            return found["metadata"].get("ownerReferences")
-
-    assert asyncio.run(course(allowed=True)) is not None
-    assert asyncio.run(course(allowed=False)) is None

@@ -15,13 +15,13 @@ from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, runn
 from aimgpu.domain import Vendor
 from aimgpu.errors import ClusterFailed, InvalidInput
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.kubernetes.agent.conflicts import advertised_resources, find_rival_sockets
-from aimgpu.kubernetes.agent.labels import PluginSharing, label_changes, node_labels
-from aimgpu.kubernetes.agent.options import parse_options, parse_simulated
-from aimgpu.kubernetes.agent.survey import numa_node, pcie_root
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.custom_resources import custom_resource_definitions
-from aimgpu.kubernetes.dra_driver.publisher import require_claims
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.node.agent.conflicts import advertised_resources, find_rival_sockets
+from aimgpu.kubernetes.node.agent.labels import PluginSharing, label_changes, node_labels
+from aimgpu.kubernetes.node.agent.options import parse_options, parse_simulated
+from aimgpu.kubernetes.node.agent.survey import numa_node, pcie_root
+from aimgpu.kubernetes.node.dra_driver.publisher import require_claims
+from aimgpu.kubernetes.vocabulary.custom_resources import custom_resource_definitions
 
 GPU = "sim-mi300x-0"
 
@@ -59,8 +59,8 @@ def test_its_rights_suffice_to_follow_its_own_objects(agent: NodeAgent) -> None:
     """Without them it would ask for each of them in every round."""
 
     def followed() -> set[str]:
-        lines = [json.loads(line) for line in agent.log().splitlines() if '"objects.followed"' in line]
-        return {line["resource"] for line in lines}
+        lines = [json.loads(line) for line in agent.log().splitlines() if '"mirror.listed"' in line]
+        return {line["resource"] for line in lines if not line["absent"]}
 
     wait_for(followed, lambda found: found == {"nodes", "gpunodes", "resourceslices"}, "its watches", agent.check)
 

@@ -17,10 +17,10 @@ from tests.kubernetes.sharing_configs import IGNORED, REFUSED, REFUSED_AT_START,
 
 from aimgpu.errors import InvalidInput
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.kubernetes.device_plugin.allocation import check_request
-from aimgpu.kubernetes.device_plugin.resources import NodeResource, list_resources
-from aimgpu.kubernetes.device_plugin.sharing_config import SharingConfig, parse_config
-from aimgpu.kubernetes.timeslicing.sharing_manifest import SharingSettings, plugin_config
+from aimgpu.kubernetes.cluster.timeslicing.sharing_manifest import SharingSettings, plugin_config
+from aimgpu.kubernetes.node.device_plugin.allocation import check_request
+from aimgpu.kubernetes.node.device_plugin.resources import NodeResource, list_resources
+from aimgpu.kubernetes.vocabulary.sharing_config import SharingConfig, parse_config
 
 REFUSAL = "unable to parse config file"
 TOO_LARGE = "maximum request size for shared resources is 1"

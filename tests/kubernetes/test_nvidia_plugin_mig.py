@@ -13,9 +13,9 @@ from tests.kubernetes.nvidia_plugin import PLUGIN, running, write_libraries
 from aimgpu.domain import Vendor
 from aimgpu.domain.slices import EMPTY
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.kubernetes.device_plugin.allocation import check_request
-from aimgpu.kubernetes.device_plugin.resources import NodeResource, list_resources, mixed_layouts
-from aimgpu.kubernetes.device_plugin.sharing_config import Strategy, parse_config
+from aimgpu.kubernetes.node.device_plugin.allocation import check_request
+from aimgpu.kubernetes.node.device_plugin.resources import NodeResource, list_resources, mixed_layouts
+from aimgpu.kubernetes.vocabulary.sharing_config import Strategy, parse_config
 
 WHOLE = ""
 THREE_KINDS = "3g.71gb@0+1g.18gb@4+1g.18gb@5"

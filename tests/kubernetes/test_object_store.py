@@ -9,7 +9,7 @@ import pytest
 from tests.kubernetes.api_server import serving, until
 from tests.kubernetes.store_contract import check_cordons, check_objects
 
-from aimgpu.kubernetes.api_client import Resource
+from aimgpu.kubernetes.api.client import Resource
 
 MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
 

@@ -22,10 +22,10 @@ from tests.kubernetes.node_agent import partition as a_partition
 from tests.kubernetes.node_agent import share as a_share
 from tests.kubernetes.store_contract import check_cordons, check_objects
 
-from aimgpu.kubernetes.api_access import read_kubeconfig
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.custom_resources import custom_resource_definitions
-from aimgpu.kubernetes.operator.access_rules import cluster_role_rules, role_rules
+from aimgpu.kubernetes.api.access import read_kubeconfig
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.cluster.operator.access_rules import cluster_role_rules, namespaced_rules, role_rules
+from aimgpu.kubernetes.vocabulary.custom_resources import custom_resource_definitions
 
 REPARTITIONING = "aim.amd.com/repartitioning"
 
@@ -41,7 +41,7 @@ def agent(cluster: Cluster) -> Iterator[NodeAgent]:
 def operators(cluster: Cluster, agent: NodeAgent) -> Iterator[list[Process]]:
     cluster.apply(custom_resource_definitions())
     cluster.wait_until_served("gpunodes.aim.amd.com", "gpushares.aim.amd.com", "partitionplans.aim.amd.com")
-    kubeconfig = make_account(cluster, "operator", cluster_role_rules(), role_rules())
+    kubeconfig = make_account(cluster, "operator", [*cluster_role_rules(), *namespaced_rules()], role_rules())
     assert kubeconfig == cluster.folder / "operator.kubeconfig"
     started = [start_operator(cluster, number) for number in range(2)]
     wait_until(lambda: leaders(started) != [], "an operator leads", lambda: None)
@@ -52,7 +52,15 @@ def operators(cluster: Cluster, agent: NodeAgent) -> Iterator[list[Process]]:
 
 
 def start_operator(cluster: Cluster, number: int) -> Process:
-    command = [sys.executable, "-m", "aimgpu.kubernetes.operator", "--namespace", NAMESPACE, "--keep-templates-seconds", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "aimgpu.kubernetes.cluster.operator",
+        "--namespace",
+        NAMESPACE,
+        "--keep-templates-seconds",
+        "2",
+    ]
     return cluster.start(f"operator-{number}", command, env={"KUBECONFIG": str(cluster.folder / "operator.kubeconfig")})
 
 
@@ -231,7 +239,9 @@ def plan(name: str, **spec: Any) -> dict[str, Any]:
 def test_a_plan_evicts_repartitions_and_lets_pods_in_again(
     cluster: Cluster, namespace: str, agent: NodeAgent, operators: list[Process]
 ) -> None:
-    cluster.apply(deployment("moved", 1), namespace)
+    moved = deployment("moved", 1)
+    moved["spec"]["template"]["metadata"]["annotations"] = {"gpu-memory": "8192"}  # fits a partition of any layout
+    cluster.apply(moved, namespace)
     wait_until(lambda: condition(cluster, "deployment-moved", namespace).get("status") == "True", "a share", lambda: None)
     cluster.apply(plan("preview", layout={"computeMode": "CPX"}, dryRun=True))
     wait_until(lambda: "1 pods would be evicted" in message_of(cluster, "preview"), "a preview", lambda: None)
@@ -242,10 +252,25 @@ def test_a_plan_evicts_repartitions_and_lets_pods_in_again(
     assert phase_of(cluster, "cpx") == "Succeeded", message_of(cluster, "cpx")
     assert agent.simulated_state()["devices"]["sim-mi300x-0"]["layout"] == "CPX/NPS1"
     wait_until(lambda: node_is_free(cluster), "the node is open again", lambda: None)
+    for layout in ("CPX", "DPX", "QPX"):  # the evicted pod's replacement is placed on what is there then
+        if layout != "CPX":
+            cluster.apply(plan(layout.lower(), layout={"computeMode": layout}))
+            wait_until(partial(has_ended, cluster, layout.lower()), "the plan ends", lambda: None)
+            assert phase_of(cluster, layout.lower()) == "Succeeded", message_of(cluster, layout.lower())
+        cluster.kubectl("rollout", "status", "deployment/moved", f"--namespace={namespace}", "--timeout=300s")
+        wait_until(
+            lambda: condition(cluster, "deployment-moved", namespace).get("status") == "True", "the pod runs", lambda: None
+        )
+        assert share(cluster, "deployment-moved", namespace)["status"]["partitionInfo"]["computeMode"] == layout
+        assert agent.simulated_state()["devices"]["sim-mi300x-0"]["layout"] == f"{layout}/NPS1"
     cluster.kubectl("delete", "deployment", "moved", f"--namespace={namespace}")
     cluster.apply(plan("back", layout={"computeMode": "SPX"}))
     wait_until(lambda: phase_of(cluster, "back") == "Succeeded", "as before", lambda: None)
     cluster.kubectl("delete", "partitionplans", "--all")
+
+
+def has_ended(cluster: Cluster, name: str) -> bool:
+    return phase_of(cluster, name) in ("Succeeded", "Failed")
 
 
 def taint_keys(cluster: Cluster) -> set[str]:

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
-from aimgpu.kubernetes.api_client import Client, Resource, WatchEvent
-from aimgpu.kubernetes.operator.options import OperatorOptions
-from aimgpu.kubernetes.operator.shares.loop import ShareLoop
+from aimgpu.kubernetes.api.client import Client, Resource, WatchEvent
+from aimgpu.kubernetes.cluster.operator.options import OperatorOptions
+from aimgpu.kubernetes.cluster.operator.shares.loop import ShareLoop
 
 OWNER = {"kind": "ReplicaSet", "name": "web-abc", "controller": True}
 LABELS = {"pod-template-hash": "abc"}
@@ -29,9 +29,6 @@ class InterruptedClient:
 
     def __init__(self) -> None:
         self.deleted: asyncio.Queue[str] = asyncio.Queue()
-
-    async def serves(self, _group: str) -> bool:
-        return True
 
     async def watch(self, resource: Resource, *_: object, **__: object) -> AsyncIterator[WatchEvent]:
         before: list[dict[str, Any]] = {"pods": [POD], "gpushares": [share("web"), share("gone")]}.get(resource.plural, [])

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from aimgpu.kubernetes.custom_resources import custom_resource_definitions, possible_layouts
-from aimgpu.kubernetes.operator.shares.indexes import ClaimIndex, DeviceIndex, KnownGpus
-from aimgpu.kubernetes.operator.shares.status import share_status
-from aimgpu.kubernetes.operator.shares.workloads import Workload, workload_of
-from aimgpu.kubernetes.operator.work_queue import WorkQueue
+from aimgpu.kubernetes.cluster.operator.shares.indexes import ClaimIndex, DeviceIndex, KnownGpus
+from aimgpu.kubernetes.cluster.operator.shares.status import share_status
+from aimgpu.kubernetes.cluster.operator.shares.workloads import Workload, workload_of
+from aimgpu.kubernetes.cluster.operator.work_queue import WorkQueue
+from aimgpu.kubernetes.vocabulary.custom_resources import custom_resource_definitions, possible_layouts
 
 GIB = 1 << 30
 
@@ -166,7 +166,12 @@ def test_a_key_is_worked_on_once_at_a_time_and_again_if_it_came_meanwhile() -> N
         assert await queue.take() == "a"
         queue.done("a")
         queue.done("b")
-        assert queue.failed("b") < queue.failed("b") < queue.failed("b")
+        assert [queue.failed("b") for _ in range(4)] == [0.2, 0.4, 0.8, 1.6]
+        assert [queue.failed("b") for _ in range(8)][-3:] == [60.0, 60.0, 60.0]
+        queue.done("b")
+        assert queue.failed("b") == 0.2
+        halved: WorkQueue[str] = WorkQueue(jitter=lambda: 0.0)
+        assert [halved.failed("b") for _ in range(3)] == [0.1, 0.2, 0.4]
 
     asyncio.run(scenario())
 

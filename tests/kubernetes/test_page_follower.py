@@ -8,8 +8,8 @@ from tests.kubernetes.page_objects import GB, finished, model, node, pod, share
 from tests.kubernetes.small_api_server import SmallApiServer
 from tests.kubernetes.test_page_requests import FULL, Scene, gateway, run
 
-from aimgpu.kubernetes.custom_resources import GPU_NODES, GPU_SHARES, PARTITION_PLANS
-from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, PODS
+from aimgpu.kubernetes.api.resources import DEPLOYMENTS, PODS
+from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES, GPU_SHARES, PARTITION_PLANS
 
 SCORES = "gateway-1:9401/scores"
 ACTIVITY = "gateway-1:9401/activity"
@@ -103,8 +103,8 @@ def test_the_requests_and_scores_of_a_gateway_are_read() -> None:
 METRICS = """
 aim_gpu_utilization_ratio{node="n1",gpu="gpu-0"} 0.5
 aim_gpu_partition_memory_measured_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3"} 9000000000
-aim_model_memory_used_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="team/claim-1",instance_id="a"} 8000000000
-aim_model_gate_wait_seconds_total{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="team/claim-1",instance_id="a"} 1.5
+aim_model_memory_used_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="chat",instance_id="team/claim-1.g"} 8000000000
+aim_model_gate_wait_seconds_total{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="chat",instance_id="team/claim-1.g"} 1.5
 """
 
 

@@ -8,21 +8,21 @@ import pytest
 from tests.kubernetes.page_objects import GB, finished, model, node, pod, share
 from tests.web.test_model_state import states
 
-from aimgpu.control.planning.prepared import ask_for
+from aimgpu.control.plan.prepared import ask_for
 from aimgpu.control.stack.stack_file import parse_stack
 from aimgpu.domain import Placement, Priority, Vendor
 from aimgpu.errors import InvalidInput, NotAuthenticated, UnknownDevice
 from aimgpu.hardware.simulated.products import find_product
-from aimgpu.kubernetes.admission.served_model import find_model, size_model
-from aimgpu.kubernetes.page.callers import ClusterAuthority
-from aimgpu.kubernetes.page.cluster_activity import ClusterActivity
-from aimgpu.kubernetes.page.cluster_sizing import size_in_cluster, snapshot_of
-from aimgpu.kubernetes.page.layout_plans import describe_plans, plan_layout, preview_layout
-from aimgpu.kubernetes.page.measured import read_measured
-from aimgpu.kubernetes.page.observed import ClusterObjects, observe
-from aimgpu.kubernetes.serving import model_labels as labels
-from aimgpu.kubernetes.serving.engine_container import ServingImages
-from aimgpu.kubernetes.serving.manifests import RenderOptions, render_model
+from aimgpu.kubernetes.models.page.callers import ClusterAuthority
+from aimgpu.kubernetes.models.page.cluster_activity import ClusterActivity
+from aimgpu.kubernetes.models.page.cluster_sizing import size_in_cluster, snapshot_of
+from aimgpu.kubernetes.models.page.layout_plans import describe_plans, plan_layout, preview_layout
+from aimgpu.kubernetes.models.page.measured import read_measured
+from aimgpu.kubernetes.models.page.observed import ClusterObjects, observe
+from aimgpu.kubernetes.models.serving.engine_container import ServingImages
+from aimgpu.kubernetes.models.serving.manifests import RenderOptions, render_model
+from aimgpu.kubernetes.vocabulary import model_labels as labels
+from aimgpu.kubernetes.vocabulary.served_model import find_model, size_model
 from aimgpu.placement.decide import decide_all
 from aimgpu.sizing import built_in
 from aimgpu.web.gpu_rows import describe_gpus
@@ -61,10 +61,10 @@ def test_what_does_not_run_gives_the_reason_that_kubernetes_gives(objects: Any, 
     assert states(look(**objects), {})["chat"] == expected
 
 
-def test_of_two_models_of_one_name_the_older_has_it() -> None:
+def test_of_two_models_of_one_name_each_is_shown_with_its_namespace() -> None:
     later = model(namespace="other", created="2026-02-01T00:00:00Z")
     seen = look(models=[later, model()], pods=[pod("a"), pod("b", namespace="other", type="Ready", status="False")])
-    assert states(seen, {}) == {"chat": ("ready", None), "other/chat": ("loading", None)}
+    assert states(seen, {}) == {"team/chat": ("ready", None), "other/chat": ("loading", None)}
 
 
 def test_a_gpu_that_is_not_well_is_named_and_one_without_shares_is_one_free_piece() -> None:
@@ -188,9 +188,9 @@ METRICS = """
 # TYPE aim_gpu_utilization_ratio gauge
 aim_gpu_utilization_ratio{node="n1",gpu="gpu-0"} 0.71
 aim_gpu_partition_memory_measured_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3"} 9000000000
-aim_model_memory_used_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="team/claim-1",instance_id="a"} 8000000000
-aim_model_gate_wait_seconds_total{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="team/claim-1",instance_id="a"} 1.5
-aim_model_memory_used_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="team/other",instance_id="b"} 1000
+aim_model_memory_used_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="chat",instance_id="team/claim-1.g"} 8000000000
+aim_model_gate_wait_seconds_total{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="chat",instance_id="team/claim-1.g"} 1.5
+aim_model_memory_used_bytes{node="n1",gpu="gpu-0",partition="gpu-0/cpx-3",model="other",instance_id="team/other.gpu"} 1000
 """
 
 

@@ -1,6 +1,7 @@
 """Why the pods of a model are where they are, on the page of a cluster; and why a share does not change while they run."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -9,11 +10,11 @@ from tests.kubernetes.page_objects import model, node, pod, share
 
 from aimgpu.domain import DeviceUsage, Grant, Level, Priority
 from aimgpu.hardware.simulated.products import find_product
-from aimgpu.kubernetes.agent.metrics import grant_rows, render
-from aimgpu.kubernetes.page.measured import read_measured
-from aimgpu.kubernetes.page.observed import ClusterObjects, observe
-from aimgpu.kubernetes.page.placement_reasons import explain_pods
-from aimgpu.kubernetes.serving import model_labels as labels
+from aimgpu.kubernetes.models.page.measured import read_measured
+from aimgpu.kubernetes.models.page.observed import ClusterObjects, observe
+from aimgpu.kubernetes.models.page.placement_reasons import explain_pods
+from aimgpu.kubernetes.node.agent.metrics import grant_rows, render
+from aimgpu.kubernetes.vocabulary import model_labels as labels
 from aimgpu.units import GIB
 
 FULL = find_product("MI300X").memory_bytes
@@ -132,8 +133,9 @@ class Use:
 def test_the_page_reads_what_the_agent_writes_whatever_a_claim_is_called(used: list[int], name: str) -> None:
     """The two ends of one path: a sample that one writes and the other cannot read would show as not measured."""
     grants = [grant(f"team/{name}", f"tenant-{number}", GIB) for number in range(len(used))]
+    instances = [SimpleNamespace(id=one.instance_id, model="chat", grants=(one,)) for one in grants]
     tenants = {f"tenant-{number}": Use(size) for number, size in enumerate(used)}
-    text = render(list(grant_rows("n1", grants, lambda _partition: tenants))).decode()  # type: ignore[arg-type, return-value]
+    text = render(list(grant_rows("n1", instances, lambda _partition: tenants))).decode()  # type: ignore[arg-type, return-value]
     assert read_measured([text]).claims == {f"team/{name}": (float(sum(used)), 0.25 * len(used))}
 
 

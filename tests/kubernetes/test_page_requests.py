@@ -15,16 +15,17 @@ from tests.kubernetes.small_api_server import OWN, SmallApiServer
 from tests.web.calling import HOST, PAGE, Browser
 
 from aimgpu.hardware.simulated.products import find_product
-from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration
-from aimgpu.kubernetes.custom_resources import GPU_NODES, GPU_SHARES, PARTITION_PLANS
-from aimgpu.kubernetes.page import cluster_resize
-from aimgpu.kubernetes.page.control_api import ApplySettings
-from aimgpu.kubernetes.page.follower import ClusterFollower
-from aimgpu.kubernetes.page.service import ClusterPage, PageSettings
-from aimgpu.kubernetes.serving import model_labels as labels
-from aimgpu.kubernetes.serving.cluster_view import GATEWAY_SELECTOR
-from aimgpu.kubernetes.serving.share_rewrite import NEW_FIRST
-from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, INFERENCE_SERVICES, MUTATING_WEBHOOKS, NAMESPACES, PODS
+from aimgpu.kubernetes.api.resources import DEPLOYMENTS, INFERENCE_SERVICES, MUTATING_WEBHOOKS, NAMESPACES, PODS
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration
+from aimgpu.kubernetes.cluster.placeable import refuse_unplaceable
+from aimgpu.kubernetes.models.page import cluster_resize
+from aimgpu.kubernetes.models.page.control_api import ApplySettings
+from aimgpu.kubernetes.models.page.follower import ClusterFollower
+from aimgpu.kubernetes.models.page.service import ClusterPage, PageSettings
+from aimgpu.kubernetes.models.serving.cluster_view import GATEWAY_SELECTOR
+from aimgpu.kubernetes.models.serving.share_rewrite import NEW_FIRST
+from aimgpu.kubernetes.vocabulary import model_labels as labels
+from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES, GPU_SHARES, PARTITION_PLANS
 
 EDITOR, VIEWER = "editor-token", "viewer-token"
 MODEL = "/api/v1/models/chat"
@@ -68,7 +69,7 @@ async def scene(
         more(server)
         client = server.client()
         follower = ClusterFollower(client)
-        applied = ApplySettings(image="own:1", namespace="team")
+        applied = ApplySettings(image="own:1", namespace="team", check_shares=refuse_unplaceable)
         settings = PageSettings(host="127.0.0.1", port=8081, namespace=None, own_rights=own_rights, applied=applied)
         page = ClusterPage(client, follower, settings, "http://127.0.0.1:8081")
         following = asyncio.ensure_future(follower.run())
@@ -462,11 +463,13 @@ def test_the_page_answers_on_its_own_machine_and_by_its_own_name_only() -> None:
     run(work)
 
 
-def test_with_own_rights_a_browser_of_another_user_changes_nothing() -> None:
+def test_with_own_rights_a_browser_without_the_link_sees_and_changes_nothing() -> None:
     async def work(at: Scene) -> None:
-        answer = await at.browser.send("PATCH", MODEL, {"priority": "low"})
-        assert (answer.status, "another user" in answer.error) == (401, True)
-        assert (await at.editor.send("PATCH", MODEL, {"priority": "low"})).status == 401, "nor with a token of the cluster"
+        for path in ("state", "stack", "models/chat"):
+            answer = await at.browser.get(f"/api/v1/{path}")
+            assert (answer.status, "link that `aimgpu web" in answer.error) == (401, True)
+        assert (await at.browser.send("PATCH", MODEL, {"priority": "low"})).status == 401
+        assert (await at.editor.send("PATCH", MODEL, {"priority": "low"})).status in (401, 403), "nor with a cluster's token"
         assert at.server.patches == []
 
     run(work, own_rights=True)

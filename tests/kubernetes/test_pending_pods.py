@@ -7,9 +7,9 @@ import pytest
 from tests.kubernetes.api_server import serving
 from tests.kubernetes.partitioned_cluster import PLANS, PODS, PartitionedCluster
 
-from aimgpu.kubernetes.operator.pending_pods import PendingPod, needs_of
-from aimgpu.kubernetes.operator.plan_proposals import propose
-from aimgpu.kubernetes.operator.plan_vocabulary import NodeView
+from aimgpu.kubernetes.cluster.operator.pending_pods import PendingPod, needs_of
+from aimgpu.kubernetes.cluster.operator.plan_proposals import propose
+from aimgpu.kubernetes.cluster.operator.plan_vocabulary import NodeView
 
 Object = dict[str, Any]
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aimgpu.kubernetes.admission.claims import UNUSED_SINCE
-from aimgpu.kubernetes.operator.claim_templates import plan_sweep
-from aimgpu.kubernetes.operator.config_manager import DCM_TAINT, node_order
-from aimgpu.kubernetes.operator.pending_pods import PendingPod, find_pending
-from aimgpu.kubernetes.operator.plan_phases import advance
-from aimgpu.kubernetes.operator.plan_proposals import plan_for, propose
-from aimgpu.kubernetes.operator.plan_vocabulary import PLAN_TAINT, NodeView, PlanAction
+from aimgpu.kubernetes.cluster.operator.claim_templates import plan_sweep
+from aimgpu.kubernetes.cluster.operator.config_manager import DCM_TAINT, node_order
+from aimgpu.kubernetes.cluster.operator.pending_pods import PendingPod, find_pending
+from aimgpu.kubernetes.cluster.operator.plan_phases import advance
+from aimgpu.kubernetes.cluster.operator.plan_proposals import plan_for, propose
+from aimgpu.kubernetes.cluster.operator.plan_vocabulary import PLAN_TAINT, NodeView, PlanAction
+from aimgpu.kubernetes.vocabulary.names import UNUSED_SINCE
 
 LAYOUTS = ["SPX/NPS1", "DPX/NPS1", "CPX/NPS1", "CPX/NPS4"]
 SPEC: dict[str, Any] = {"layout": {"computeMode": "CPX", "memoryMode": "NPS4"}, "applier": "DeviceConfigManager"}
@@ -45,7 +45,8 @@ def test_the_device_config_manager_gets_a_taint_and_a_profile_and_is_waited_for(
     assert advance(SPEC, step.status, ordered, 3).status["phase"] == "WaitingForDriver"
     step = advance(SPEC, step.status, replace(ordered, gpus=view("CPX/NPS4").gpus), 4)
     assert step.status["phase"] == "Verifying"
-    step = advance(SPEC, step.status, replace(ordered, gpus=view("CPX/NPS4").gpus), 5)
+    assert advance(SPEC, step.status, replace(ordered, gpus=view("CPX/NPS4").gpus), 5).status["phase"] == "Verifying"
+    step = advance(SPEC, step.status, replace(ordered, gpus=view("CPX/NPS4").gpus), 8)
     assert (step.status["phase"], step.actions) == ("Succeeded", (PlanAction.RELEASE, PlanAction.UNCORDON))
 
 

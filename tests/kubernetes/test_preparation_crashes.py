@@ -12,10 +12,10 @@ from aimgpu.errors import AimGpuError
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
 from aimgpu.isolation.chooser import MechanismChooser
-from aimgpu.kubernetes.cdi import SpecFolder
-from aimgpu.kubernetes.dra_driver.checkpoint import Checkpoint
-from aimgpu.kubernetes.dra_driver.claims import Allocated, DraClaim
-from aimgpu.kubernetes.dra_driver.preparation import Preparation
+from aimgpu.kubernetes.node.cdi import SpecFolder
+from aimgpu.kubernetes.node.dra_driver.checkpoint import Checkpoint
+from aimgpu.kubernetes.node.dra_driver.claims import Allocated, DraClaim
+from aimgpu.kubernetes.node.dra_driver.preparation import Preparation
 from aimgpu.kubernetes.node.grants import NodeGrants
 from aimgpu.kubernetes.node.layouts import NodeLayouts
 from aimgpu.ledger import Ledger

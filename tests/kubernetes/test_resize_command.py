@@ -13,8 +13,8 @@ from aimgpu.cli.commands.cluster import resizing
 from aimgpu.cli.commands.cluster.resizing import ClusterResize
 from aimgpu.errors import EngineFailed
 from aimgpu.hardware.simulated.products import find_product
-from aimgpu.kubernetes.custom_resources import GPU_NODES, GPU_SHARES
-from aimgpu.kubernetes.standard_resources import DEPLOYMENTS, PODS
+from aimgpu.kubernetes.api.resources import DEPLOYMENTS, PODS
+from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES, GPU_SHARES
 
 FULL = find_product("MI300X").memory_bytes
 DONE = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1}

@@ -13,11 +13,11 @@ from aimgpu.control.stack.slo import read_objective
 from aimgpu.control.stack.stack_file import parse_stack
 from aimgpu.control.stack.yaml_nodes import parse_yaml
 from aimgpu.errors import AimGpuError
-from aimgpu.kubernetes.serving import model_labels as labels
-from aimgpu.kubernetes.serving.engine_container import ServingImages
-from aimgpu.kubernetes.serving.manifests import RenderOptions, render_stack
-from aimgpu.kubernetes.serving.merged_scores import merge_scores
-from aimgpu.kubernetes.serving.model_labels import label_value, object_name
+from aimgpu.kubernetes.models.serving.engine_container import ServingImages
+from aimgpu.kubernetes.models.serving.manifests import RenderOptions, render_stack
+from aimgpu.kubernetes.models.serving.merged_scores import merge_scores
+from aimgpu.kubernetes.vocabulary import model_labels as labels
+from aimgpu.kubernetes.vocabulary.model_labels import label_value, object_name
 
 IMAGES = ServingImages(own="registry/aimgpu:1", vendor="amd")
 
@@ -45,6 +45,23 @@ def test_what_a_model_wants_becomes_the_annotations_that_admission_reads(gpu: st
     ]
     assert annotations.items() <= found.items()
     assert found["aim.amd.com/isolation"] == "enforced"
+
+
+@pytest.mark.parametrize(("engine", "variable"), [("vllm", "VLLM_API_KEY"), ("llamacpp", "LLAMA_API_KEY"), ("ollama", None)])
+@pytest.mark.parametrize("kserve", [True, False])
+def test_an_engine_asks_for_the_key_of_its_model(engine: str, variable: str | None, *, kserve: bool) -> None:
+    found = render(f"gpu: auto, engine: {engine}, env: {{VLLM_API_KEY: mine, PYTHONPATH: mine}}", as_inference_services=kserve)
+    pod = found["InferenceService"]["spec"]["predictor"] if kserve else found["Deployment"]["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    wanted = {"name": variable, "valueFrom": {"secretKeyRef": {"name": "aim-gpu-engine-keys", "key": "chat"}}}
+    last = {one["name"]: one for one in container["env"]}
+    assert last.get(str(variable)) == (wanted if variable else None)
+    assert ("aimgpu_vllm_door.AskKey" in container.get("args", ())) == (engine == "vllm")
+    if engine == "vllm":
+        (door,) = (one for one in container["volumeMounts"] if one["name"] == "door")
+        assert last["PYTHONPATH"] == {"name": "PYTHONPATH", "value": door["mountPath"]}
+        assert {"name": "door", "configMap": {"name": found["ConfigMap"]["metadata"]["name"]}} in pod["volumes"]
+        assert list(found["ConfigMap"]["data"]) == ["aimgpu_vllm_door.py"]
 
 
 def test_whole_gpus_are_an_extended_resource() -> None:
@@ -94,12 +111,30 @@ def test_an_image_of_vllm_is_asked_for_where_the_vendor_is_not_known() -> None:
         )
 
 
+def test_vllm_fetches_from_the_domains_that_the_gateway_lets_requests_name_and_from_no_other() -> None:
+    def words(domains: str, model: str) -> list[str]:
+        images = ServingImages(own="x", vendor="amd", media_domains=domains)
+        stack = parse_stack(f"models: {{chat: {model}}}")
+        (found,) = (one for one in render_stack(stack.deployments, RenderOptions(images=images)) if one["kind"] == "Deployment")
+        return list(found["spec"]["template"]["spec"]["containers"][0]["args"])
+
+    def after(found: list[str]) -> list[str]:
+        return found[found.index("--allowed-media-domains") + 1 :][:2]
+
+    assert after(words("a.example,b.example", "{model: a/b, engine: vllm}")) == ["a.example", "b.example"]
+    assert after(words("", "{model: a/b, engine: vllm}"))[0] == "none.invalid"
+    assert "--allowed-media-domains" not in words("a.example", "{model: a/b, engine: vllm, image: registry/old:1}")
+
+
 def test_values_of_secrets_stand_in_a_secret_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "hf_very_secret")
     found = render("env: {HF_TOKEN: {from_variable: MY_TOKEN}, LEVEL: debug}")
     environment = found["Deployment"]["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "LEVEL", "value": "debug"} in environment
-    assert environment[-1]["valueFrom"]["secretKeyRef"] == {"name": found["Secret"]["metadata"]["name"], "key": "HF_TOKEN"}
+    assert {one["name"]: one for one in environment}["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {
+        "name": found["Secret"]["metadata"]["name"],
+        "key": "HF_TOKEN",
+    }
     assert "hf_very_secret" not in json.dumps({kind: one for kind, one in found.items() if kind != "Secret"})
 
 
@@ -110,9 +145,18 @@ def test_promises_are_written_as_the_stack_file_has_them() -> None:
     assert written[labels.KEEP] == "600s"
 
 
+def test_only_the_gateway_of_the_release_may_call_engines() -> None:
+    """Labels of pods are for everybody to set, and a namespace's name is not."""
+    for options, expected in (({}, "gpu-sharing"), ({"gateway_namespace": "serving"}, "serving")):
+        ((rule,),) = ([one["from"] for one in render("engine: vllm", **options)["NetworkPolicy"]["spec"]["ingress"]],)
+        (sender,) = rule
+        assert sender["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": expected}}
+        assert sender["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "gateway"
+
+
 def test_an_inference_service_has_the_same_container_and_no_keep() -> None:
     found = render("engine: vllm, gpu: {fraction: 0.5}", as_inference_services=True)
-    assert set(found) == {"NetworkPolicy", "InferenceService"}
+    assert set(found) == {"NetworkPolicy", "ConfigMap", "InferenceService"}
     service = found["InferenceService"]
     assert service["metadata"]["annotations"]["gpu-fraction"] == "0.5"
     assert service["spec"]["predictor"]["containers"][0]["command"][:2] == ["vllm", "serve"]
@@ -143,7 +187,8 @@ def report(requests: int, attainment: float | None, p95: float) -> dict[str, Any
         "output_tokens_per_second": None,
         "percentiles": {"ttft": {"p95_seconds": p95}},
     }
-    target = {"name": "ttft_p95", "attainment": attainment, "budget_left": attainment, "fast_burn": None, "slow_burn": None}
+    burns = {"budget_left": attainment, "fast_burn": None, "slow_burn": None}
+    target = {"name": "ttft_p95", "judged": requests, "attainment": attainment, **burns}
     scores = {"targets": [target], "windows": [window]}
     model = {"waiting": {"high": 1}, "recalls": 0, "in_flight": 2, "slots": 4, "classes": {"high": dict(scores)}, **scores}
     return {
@@ -157,6 +202,7 @@ def test_scores_of_two_gateways_are_one() -> None:
     merged = merge_scores([report(300, 1.0, 0.2), report(100, 0.8, 0.5)])
     chat = merged["models"]["chat"]
     assert chat["targets"][0]["attainment"] == pytest.approx(0.95)
+    assert chat["targets"][0]["judged"] == 400
     assert chat["classes"]["high"]["windows"][0]["requests"] == 400
     assert chat["windows"][0]["percentiles"]["ttft"]["p95_seconds"] == 0.5
     assert (chat["slots"], chat["waiting"]["high"], merged["queue"]["running"]) == (8, 2, {"gpu0": 2})

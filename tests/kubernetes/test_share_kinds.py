@@ -8,11 +8,11 @@ import pytest
 from tests.kubernetes.api_server import ApiServer, serving, until
 from tests.kubernetes.test_share_loop import DRA, GB, condition, known, pods, publish, running, shares
 
-from aimgpu.kubernetes.api_client import Resource
-from aimgpu.kubernetes.operator.pod_gpus import PodClaim, claims_of, concerns, limits_of, may_ask
-from aimgpu.kubernetes.operator.shares.indexes import ClaimIndex, DeviceIndex, GpuNodeIndex, KnownGpus, PodIndex
-from aimgpu.kubernetes.operator.shares.rows import asks, rows_of
-from aimgpu.kubernetes.operator.shares.workloads import Workload
+from aimgpu.kubernetes.api.client import Resource
+from aimgpu.kubernetes.cluster.operator.pod_gpus import PodClaim, claims_of, concerns, limits_of, may_ask
+from aimgpu.kubernetes.cluster.operator.shares.indexes import ClaimIndex, DeviceIndex, GpuNodeIndex, KnownGpus, PodIndex
+from aimgpu.kubernetes.cluster.operator.shares.rows import asks, rows_of
+from aimgpu.kubernetes.cluster.operator.shares.workloads import Workload
 
 GPU_NODES = "/apis/aim.amd.com/v1alpha1/gpunodes"
 GIB = 1 << 30
@@ -178,8 +178,7 @@ def test_equal_names_are_two_and_pods_of_other_namespaces_are_left_alone() -> No
 def test_a_server_without_claims_has_shares_of_replicas() -> None:
     async def main() -> None:
         async with serving() as (api, client):
-            api.groups.clear()
-            api.fault = lambda _method, path: 404 if "resourceclaims" in path or "resourceslices" in path else None
+            api.absent.add("resource.k8s.io/v1")
             add_gpu_node(api, REPLICA)
             add_pod(api, "web", STARTED, **limited("amd.com/gpu.shared"))
             async with running(client):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kubernetes.api_server import ApiServer, serving, until
 
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.operator.options import OperatorOptions, parse_options
-from aimgpu.kubernetes.operator.shares.loop import ShareLoop
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.cluster.operator.options import OperatorOptions, parse_options
+from aimgpu.kubernetes.cluster.operator.shares.loop import ShareLoop
 
 DRA = "/apis/resource.k8s.io/v1"
 OURS = {"app.kubernetes.io/managed-by": "aim-gpu-sharing"}
@@ -92,8 +92,8 @@ def test_a_share_is_there_before_its_claim_and_is_filled_when_it_comes() -> None
             info = found["status"]["partitionInfo"]
             assert info["allocatedMemoryGB"] == round((8 << 30) / GB, 3)
             assert info["availableMemoryGB"] == round((184 << 30) / GB, 3)
-            await until(lambda: len(events(api)) == 2)
-            assert [event["type"] for event in events(api)] == ["Warning", "Normal"]
+            await until(lambda: len(events(api)) == 1)
+            assert [event["type"] for event in events(api)] == ["Normal"]  # no warning of what is placed within seconds
             assert {event["involvedObject"]["uid"] for event in events(api)} == {found["metadata"]["uid"]}
 
     asyncio.run(main())
@@ -123,13 +123,12 @@ def test_what_is_left_of_a_gpu_changes_for_all_that_share_it() -> None:
 
 def test_equal_names_in_two_namespaces_are_two_and_only_chosen_namespaces_are_looked_after() -> None:
     async def main() -> None:
-        async with serving() as (api, client), running(client, "a", "b") as loop:
+        async with serving() as (api, client), running(client, "a", "b"):
             publish(api)
             for namespace in ("a", "b", "c"):
                 add_pod(api, "web", namespace)
                 add_claim(api, "web", namespace)
             await until(lambda: known(api) == {("a", "pod-web"), ("b", "pod-web")})
-            assert loop.used_templates() is None  # templates of pods that it does not see may be in use
             api.remove(f"{pods('a')}/web")
             await until(lambda: known(api) == {("b", "pod-web")})
             api.remove(f"{pods('c')}/web")
@@ -293,3 +292,38 @@ def test_the_options_name_namespaces_and_the_pods_own() -> None:
     assert parse_options([], {}).namespace == "aim-gpu-sharing"
     with pytest.raises(SystemExit):
         parse_options(["--keep-templates-seconds", "soon"], {})
+
+
+def test_a_pod_that_admission_never_saw_has_a_gpu_share_that_says_so() -> None:
+    async def main() -> None:
+        async with serving() as (api, client), running(client):
+            publish(api)
+
+            def add(name: str, **spec: Any) -> None:
+                metadata = {"name": name, "annotations": {"gpu-memory": "1024"}}
+                api.put(pods("a"), {"metadata": metadata, "spec": {"nodeName": "n1", "containers": [], **spec}})
+
+            add("unseen")
+            await until(lambda: condition(api, "pod-unseen").get("reason") == "NotAdmitted")
+            assert "unseen was created while admission was down" in condition(api, "pod-unseen")["message"]
+            await until(lambda: [one["reason"] for one in events(api)] == ["NotAdmitted"])
+            add("of-kai", schedulerName="kai-scheduler")  # KAI-Scheduler gives it its part
+            add_pod(api, "seen", annotations={"gpu-memory": "1024", "aim.amd.com/claim": "t"})
+            add_claim(api, "seen")
+            await until(lambda: condition(api, "pod-seen").get("status") == "True")
+            assert ("a", "pod-of-kai") not in known(api)
+
+    asyncio.run(main())
+
+
+def test_a_scheduler_that_gives_no_reason_is_named() -> None:
+    async def main() -> None:
+        async with serving() as (api, client), running(client):
+            publish(api)
+            metadata = {"name": "web", "labels": {"aim.amd.com/gpu-share": "true"}}
+            spec = {"containers": [], "schedulerName": "kai-scheduler"}
+            api.put(pods("a"), {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
+            await until(lambda: condition(api, "pod-web").get("reason") == "Waiting")
+            assert "web is not placed yet, and kai-scheduler gives no reason" in condition(api, "pod-web")["message"]
+
+    asyncio.run(main())

@@ -13,11 +13,11 @@ from tests.kubernetes.page_objects import node, pod
 from aimgpu.domain import Memory
 from aimgpu.errors import Conflict, InvalidInput, NotAllowed
 from aimgpu.hardware.simulated.products import find_product
-from aimgpu.kubernetes.page.observed import ClusterObjects, observe
-from aimgpu.kubernetes.page.share_rollout import ShareRollout, plan_rollout
-from aimgpu.kubernetes.serving import model_labels as labels
-from aimgpu.kubernetes.serving.owned_fields import owned_fields
-from aimgpu.kubernetes.serving.share_rewrite import is_rolled_out, restore_strategy, rewrite_share, strategy_of
+from aimgpu.kubernetes.models.page.observed import ClusterObjects, observe
+from aimgpu.kubernetes.models.page.share_rollout import ShareRollout, plan_rollout
+from aimgpu.kubernetes.models.serving.owned_fields import owned_fields
+from aimgpu.kubernetes.models.serving.share_rewrite import is_rolled_out, restore_strategy, rewrite_share, strategy_of
+from aimgpu.kubernetes.vocabulary import model_labels as labels
 from aimgpu.units import GIB, format_bytes
 
 FULL = find_product("MI300X").memory_bytes

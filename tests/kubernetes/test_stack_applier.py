@@ -1,6 +1,7 @@
 """A stack brought to a cluster, changed, pruned and removed: only what differs is written, and nothing of others."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from tests.kubernetes.api_server import ApiServer, serving
 
 from aimgpu.control.stack.stack_file import parse_stack
 from aimgpu.errors import AimGpuError, ClusterFailed, InvalidInput, UnknownDeployment
-from aimgpu.kubernetes.admission.namespaces import AdmittedNamespaces
-from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.serving.applier import AppliedObject, StackApplier
-from aimgpu.kubernetes.serving.cluster_view import ClusterView, find_installed_image
-from aimgpu.kubernetes.serving.engine_container import ServingImages
-from aimgpu.kubernetes.serving.manifests import RenderOptions, render_stack
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration
+from aimgpu.kubernetes.models.serving.applier import AppliedObject, StackApplier
+from aimgpu.kubernetes.models.serving.cluster_view import ClusterView, find_installed_image, find_media_domains
+from aimgpu.kubernetes.models.serving.engine_container import ServingImages
+from aimgpu.kubernetes.models.serving.engine_keys import ENGINE_KEYS
+from aimgpu.kubernetes.models.serving.manifests import RenderOptions, render_stack
+from aimgpu.kubernetes.vocabulary.namespaces import AdmittedNamespaces
 
 WORK = "/apis/apps/v1/namespaces/team/deployments"
 CORE = "/api/v1/namespaces/team"
@@ -54,6 +56,23 @@ def test_applying_twice_changes_nothing_and_a_change_only_what_differs() -> None
         changed = await collect(applier.apply(manifests(TWO.replace("org/small", "org/other"))))
         assert {name for name, change in changed.items() if change == "configured"} == {"Deployment/small"}
         assert {place[2] for place, version in api.versions().items() if before[place] != version} == {"small"}
+
+    play(scenario)
+
+
+def test_each_engine_has_a_key_that_stays_while_it_is_applied_again() -> None:
+    secret = f"{CORE}/secrets/{ENGINE_KEYS}"
+
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        await collect(applier.apply(manifests(ONE)))
+        first = dict((api.find(secret) or {})["data"])
+        await collect(applier.apply(manifests(TWO, stack="second")))
+        both = (api.find(secret) or {})["data"]
+        assert both.keys() == {"chat", "small"}
+        assert both["chat"] == first["chat"] != both["small"]
+        assert {len(base64.b64decode(key)) for key in both.values()} == {64}
+        await collect(applier.remove(()))
+        assert api.find(secret) is None
 
     play(scenario)
 
@@ -157,7 +176,7 @@ def test_a_cluster_that_cannot_run_the_stack_is_refused_with_what_is_missing(
             assert refused.value.hint
         else:
             await applier.check_cluster()
-            api.groups.add("serving.kserve.io/v1beta1")
+            api.absent.discard("serving.kserve.io/v1beta1")
             await applier.check_cluster(inference_services=True)
 
     play(scenario)
@@ -337,5 +356,23 @@ def test_the_installed_image_is_that_of_the_one_gateway() -> None:
                 assert await find_installed_image(client) == ("own:1" if number < 2 else None)
             api.fault = lambda _method, _path: 403
             assert await find_installed_image(client) is None
+
+    asyncio.run(main())
+
+
+def test_the_media_domains_are_those_that_the_one_gateway_is_told() -> None:
+    labels = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "aim-gpu-sharing"}
+
+    async def main() -> None:
+        async with serving() as (api, client):
+            assert await find_media_domains(client) == ""
+            told = {"image": "own:1", "env": [{"name": "AIMGPU_MEDIA_DOMAINS", "value": "a.example"}, {"name": "POD_NAME"}]}
+            for namespace, container, domains in (("s0", told, "a.example"), ("s1", {"image": "own:1"}, "")):
+                spec = {"template": {"spec": {"containers": [container]}}}
+                path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+                api.put(path, {"metadata": {"name": "gw", "labels": labels}, "spec": spec})
+                assert await find_media_domains(client) == domains
+            api.fault = lambda _method, _path: 403
+            assert await find_media_domains(client) == ""
 
     asyncio.run(main())

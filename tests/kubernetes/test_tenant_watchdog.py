@@ -11,8 +11,8 @@ from aimgpu.isolation.boundaries import EngineFlags
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.isolation.interposer import Interposer
 from aimgpu.isolation.watchdog import Violation
-from aimgpu.kubernetes.agent.tenant_watchdog import TenantWatchdog, assign
-from aimgpu.kubernetes.dra_driver.checkpoint import ClaimRecord, ClaimState
+from aimgpu.kubernetes.node.agent.tenant_watchdog import TenantWatchdog, assign
+from aimgpu.kubernetes.node.dra_driver.checkpoint import ClaimRecord, ClaimState
 from aimgpu.kubernetes.node.grants import NodeGrants, NodeSlot, PodTenant
 from aimgpu.kubernetes.node.health import Inventory, foreign_devices, read_pod
 from aimgpu.ledger import Ledger

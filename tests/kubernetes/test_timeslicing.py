@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 
 from aimgpu.cli.main import run_command
 from aimgpu.errors import InvalidInput
-from aimgpu.kubernetes.device_plugin.sharing_config import parse_config
-from aimgpu.kubernetes.timeslicing.node_replicas import node_replicas
-from aimgpu.kubernetes.timeslicing.plugin_setup import AIM, NVIDIA, PluginSetup, needs_restart, show_difference, with_sharing
-from aimgpu.kubernetes.timeslicing.recommendation import CLASSES, SizedModel, recommend
-from aimgpu.kubernetes.timeslicing.sharing_manifest import SharingSettings, plugin_config
+from aimgpu.kubernetes.cluster.timeslicing.node_replicas import node_replicas
+from aimgpu.kubernetes.cluster.timeslicing.plugin_setup import (
+    AIM,
+    NVIDIA,
+    PluginSetup,
+    needs_restart,
+    show_difference,
+    with_sharing,
+)
+from aimgpu.kubernetes.cluster.timeslicing.recommendation import CLASSES, SizedModel, recommend
+from aimgpu.kubernetes.cluster.timeslicing.sharing_manifest import SharingSettings, plugin_config
+from aimgpu.kubernetes.vocabulary.sharing_config import parse_config
 from aimgpu.units import GIB
 
 BILLION = 1_000_000_000
@@ -62,6 +69,21 @@ def test_a_recommended_replica_always_holds_the_largest_model(rows: list[tuple[f
         assert found.replica_memory_bytes >= largest
         assert 2 <= found.replicas <= found.usual[1] <= max(each.most for each in CLASSES)
     assert 1 <= found.max_loaded_models <= len(models)
+
+
+@pytest.mark.parametrize(
+    ("models", "gpu_gib", "words"),
+    [
+        ([sized(70, 140)], 80, "not even one copy fits: take a GPU of 140GiB or more"),
+        ([sized(7, 50)], 80, "give it a whole GPU"),
+        ([sized(7, 20), sized(1, 4)], 80, "one copy of each of the 2 needs 24GiB: together they fit"),
+        ([sized(7, 50), sized(7, 40)], 80, "one copy of each of the 2 needs 90GiB: together they do not fit"),
+    ],
+)
+def test_the_reasons_say_what_a_gpu_can_hold(models: list[SizedModel], gpu_gib: int, words: str) -> None:
+    found = recommend(models, gpu_gib * GIB)
+    assert any(words in reason for reason in found.reasons), found.reasons
+    assert not (words.startswith("not even") and any("give it a whole GPU" in reason for reason in found.reasons))
 
 
 def test_no_model_is_refused() -> None:

@@ -12,7 +12,7 @@ from tests.cluster.waiting import wait_for, wait_until
 from tests.kubernetes.node_agent import NAMESPACE, NodeAgent, running_agent
 
 from aimgpu.cli.main import run_command
-from aimgpu.kubernetes.agent.access_rules import role_rules
+from aimgpu.kubernetes.node.agent.access_rules import role_rules
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "kubernetes" / "ollama-time-sliced.yaml"

@@ -10,8 +10,8 @@ import pytest
 from tests.kubernetes.api_server import ApiServer, kubeconfig, serving_commands
 
 from aimgpu.cli.main import run_command
-from aimgpu.kubernetes.timeslicing.plugin_setup import NVIDIA
-from aimgpu.kubernetes.timeslicing.sharing_manifest import SharingSettings, plugin_config
+from aimgpu.kubernetes.cluster.timeslicing.plugin_setup import AIM, NVIDIA
+from aimgpu.kubernetes.cluster.timeslicing.sharing_manifest import SharingSettings, plugin_config
 
 NODES, POLICIES = "/api/v1/nodes", "/apis/nvidia.com/v1/clusterpolicies"
 OPERATOR = "gpu-operator"
@@ -19,6 +19,16 @@ DAEMON_SET = f"/apis/apps/v1/namespaces/{OPERATOR}/daemonsets"
 CONFIG = f"/api/v1/namespaces/{OPERATOR}/configmaps/{NVIDIA.config_map}"
 PODS = "/api/v1/namespaces/team/pods"
 FOUR = plugin_config(SharingSettings(resource="nvidia.com/gpu", replicas=4))
+
+
+MISPLACED = """
+version: v1
+flags: {migStrategy: none, renameByDefault: true}
+sharing:
+  timeSlicing:
+    failRequestGreaterThanOne: true
+    resources: [{name: nvidia.com/gpu, replicas: 4, replica: 4}]
+"""
 
 
 @dataclass
@@ -62,7 +72,7 @@ def install(api: ApiServer, *, ready: int = 1, gpus: int = 2, allocatable: int |
     plugin = {"metadata": {"name": "plugin-1", "labels": labels}, "spec": {"containers": [{"name": "plugin"}]}}
     api.put(f"/api/v1/namespaces/{OPERATOR}/pods", plugin)
     if policy:
-        api.groups.add("nvidia.com/v1")
+        api.absent.discard("nvidia.com/v1")
         api.put(
             POLICIES,
             {"metadata": {"name": "cluster-policy"}, "spec": {"devicePlugin": {"config": {"name": "", "default": ""}}}},
@@ -209,6 +219,35 @@ def test_too_many_sharers_and_complaints_of_the_plugin_are_warnings(commands: Co
     assert "I2 fine" not in found["plugin logs"]
 
 
+def test_sharers_of_a_former_configuration_are_counted_by_their_replicas(commands: Commands) -> None:
+    install(commands.api, allocatable=8)
+    set_up(commands)
+    for number in range(3):
+        containers = [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "3"}}}]
+        pod = {"metadata": {"name": f"old-{number}"}, "spec": {"nodeName": "n1", "containers": containers}}
+        commands.api.put(PODS, {**pod, "status": {"phase": "Running"}})
+    text = warnings(commands.run("doctor"))["sharers"]
+    assert "n1: 3 pods on 2 GPUs, 4 replicas of each; they hold 9 replicas" in text
+    commands.api.remove(f"{PODS}/old-0")
+    assert "sharers" not in warnings(commands.run("doctor"))
+
+
+def test_doctor_quotes_why_our_own_plugin_offers_nothing(commands: Commands) -> None:
+    commands.api.put(
+        "/apis/apps/v1/namespaces/aim-gpu-sharing/daemonsets",
+        {"metadata": {"name": AIM.daemon_set}, "spec": {}, "status": {"numberReady": 1, "desiredNumberScheduled": 1}},
+    )
+    commands.api.put(NODES, {"metadata": {"name": "n1", "labels": {"aim.amd.com/gpu.count": "2"}}, "spec": {}, "status": {}})
+    mixed = "GPUs have different partitions (CPX/NPS1, SPX/NPS1)"
+    conditions = [
+        {"type": "ResourcesOffered", "status": "False", "message": mixed},
+        {"type": "OfferedHereOnly", "status": "True", "message": ""},
+    ]
+    commands.api.put("/apis/aim.amd.com/v1alpha1/gpunodes", {"metadata": {"name": "n1"}, "status": {"conditions": conditions}})
+    found = commands.run("doctor", "--plugin", "aim", status=1)
+    assert problems(found)["gpu node"] == f"n1: {mixed}"
+
+
 def test_the_default_of_the_cluster_policy_stands_for_a_label(commands: Commands) -> None:
     install(commands.api, allocatable=8)
     set_up(commands)
@@ -269,3 +308,36 @@ def test_nodes_without_gpus_or_a_configuration_are_named(commands: Commands) -> 
     assert "no node of this cluster has GPUs" in commands.run("doctor", status=2)["error"]["message"]
     assert "chooses no configuration" in commands.run("verify", "--node", "n1", "--no-pod", status=2)["error"]["message"]
     assert "no node n2" in commands.run("doctor", "--node", "n2", status=2)["error"]["message"]
+
+
+def test_doctor_names_what_a_plugin_overlooks_in_silence(commands: Commands) -> None:
+    install(commands.api)
+    commands.api.put(CONFIG.rpartition("/")[0], {"metadata": {"name": NVIDIA.config_map}, "data": {"four": MISPLACED}})
+    texts = [one["text"] for one in commands.run("doctor", status=1) if one["check"] == "configmap"]
+    assert any(
+        "flags.renameByDefault is not read there; renameByDefault belongs under sharing.timeSlicing" in one for one in texts
+    )
+    assert any("failRequestGreaterThanOne is not known: did you mean failRequestsGreaterThanOne?" in one for one in texts)
+    assert any("sharing.timeSlicing.resources.replica is not known: did you mean replicas?" in one for one in texts)
+
+
+def test_doctor_finds_a_config_map_elsewhere_and_a_label_on_a_node_without_a_gpu(commands: Commands) -> None:
+    install(commands.api)
+    commands.api.put("/api/v1/namespaces/default/configmaps", {"metadata": {"name": NVIDIA.config_map}, "data": {"four": FOUR}})
+    commands.api.put(NODES, {"metadata": {"name": "cpu", "labels": {NVIDIA.label: "four"}}, "spec": {}, "status": {}})
+    found = commands.run("doctor", status=1)
+    assert any("is in namespace default, and the plugin reads that of namespace gpu-operator" in one["text"] for one in found)
+    assert f"cpu has the label {NVIDIA.label} and no GPU" in warnings(found)["node label"]
+
+
+def test_a_default_that_is_no_key_is_found_and_put_right(commands: Commands) -> None:
+    install(commands.api)
+    policy = {"devicePlugin": {"config": {"name": NVIDIA.config_map, "default": "time-slicing-config"}}}
+    commands.api.put(POLICIES, {"metadata": {"name": "cluster-policy"}, "spec": policy})
+    commands.api.put(CONFIG.rpartition("/")[0], {"metadata": {"name": NVIDIA.config_map}, "data": {"four": FOUR}})
+    text = problems(commands.run("doctor", status=1))["clusterpolicy"]
+    assert "the default time-slicing-config, which is no key of the ConfigMap" in text
+    commands.run("apply", "--replicas", "4", "--yes")
+    spec = (commands.api.find(f"{POLICIES}/cluster-policy") or {})["spec"]
+    config = (commands.api.find(CONFIG) or {})["data"]
+    assert spec["devicePlugin"]["config"]["default"] in config

@@ -9,15 +9,15 @@ import pytest
 from tests.kubernetes.api_server import ApiServer, serving, until
 from tests.kubernetes.partitioned_cluster import PartitionedCluster
 
-from aimgpu.kubernetes.admission.certificate_keeper import CertificateKeeper
-from aimgpu.kubernetes.admission.options import AdmissionOptions
-from aimgpu.kubernetes.admission.webhook_configurations import mutating_configuration, validating_configuration
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.custom_resources import custom_resource_definitions
-from aimgpu.kubernetes.operator import claim_templates, definitions, leader, plan_loop
-from aimgpu.kubernetes.operator.operator import Operator
-from aimgpu.kubernetes.operator.options import OperatorOptions
-from aimgpu.kubernetes.operator.shares import loop
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.cluster.admission.certificate_keeper import CertificateKeeper
+from aimgpu.kubernetes.cluster.admission.options import AdmissionOptions
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration, validating_configuration
+from aimgpu.kubernetes.cluster.operator import claim_templates, definitions, leader, plan_loop
+from aimgpu.kubernetes.cluster.operator.operator import Operator
+from aimgpu.kubernetes.cluster.operator.options import OperatorOptions
+from aimgpu.kubernetes.cluster.operator.shares import loop
+from aimgpu.kubernetes.vocabulary.custom_resources import custom_resource_definitions
 
 DRA = "/apis/resource.k8s.io/v1"
 OURS = {"app.kubernetes.io/managed-by": "aim-gpu-sharing"}
@@ -106,7 +106,6 @@ async def leads_for(api: ApiServer, client: Client, renewed: int, holds: Callabl
 def test_no_object_is_rewritten_by_resyncs_a_restart_or_another_leader() -> None:
     async def main() -> None:
         async with serving() as (api, client):
-            api.groups.add("aim.amd.com/v1alpha1")
             fill(api, client)
             await leads_for(api, client, 8, lambda: is_reported(api))
             shares = [place for place in written(api) if place[0] == "gpushares"]
@@ -166,5 +165,32 @@ def test_certificates_and_configurations_are_written_once_by_any_number_of_repli
             for keeper in (*keepers, CertificateKeeper(client, options, lambda: now)):  # the last one has just started
                 await keeper.refresh()
             assert api.versions() == before
+
+    asyncio.run(main())
+
+
+def test_while_nothing_changes_an_operator_renews_its_lease_and_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_RESYNC_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "_WAITING_SECONDS", 0.01)
+    monkeypatch.setattr(plan_loop, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(leader, "_RENEW_SECONDS", 0.005)
+
+    async def main() -> None:
+        async with serving() as (api, client):
+            fill(api, client)
+            options = OperatorOptions(namespace="system", keep_templates_seconds=0.02)
+            running = asyncio.ensure_future(Operator(client, options).run())
+            await until(lambda: is_reported(api) and renewals(api) > 10)
+            while True:  # until what was late is done
+                asked, written_before, renewed = len(api.reads), len(api.writes), renewals(api)
+                await until(lambda: renewals(api) >= renewed + 40)  # noqa: B023 - awaited
+                if len(api.reads) == asked:
+                    break
+            assert all("/leases/" in write for write in api.writes[written_before:])
+            version = api.store.version
+            api.patch("/apis/aim.amd.com/v1alpha1/partitionplans/done", {"spec": {"layout": {"computeMode": "DPX"}}})
+            await until(lambda: "/api/v1/nodes" in str(api.reads[asked:]) and api.store.version > version)  # it is awake again
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(main())

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.kubernetes.api_server import ApiServer, serving
 
-from aimgpu.kubernetes import api_client
-from aimgpu.kubernetes.api_client import WatchEvent
-from aimgpu.kubernetes.standard_resources import CONFIG_MAPS
+from aimgpu.kubernetes.api import client as api_client
+from aimgpu.kubernetes.api.client import WatchEvent
+from aimgpu.kubernetes.api.resources import CONFIG_MAPS
 
 MAPS = "/api/v1/namespaces/default/configmaps"
 
@@ -40,7 +40,7 @@ async def seen(watch: AsyncIterator[WatchEvent], count: int) -> list[str]:
         ((500, 503), None, ["ADDED new"]),  # taken up where it was
         ((410,), None, ["ADDED new", "SYNCED "]),
         ((504, 500), None, ["ADDED new", "SYNCED "]),  # a version of the future: etcd was restored from a backup
-        ((404, 404, 404), None, ["ADDED new", "SYNCED "]),  # the kind was removed and made again
+        ((404, 404, 404), None, ["ABSENT ", "ADDED new", "SYNCED "]),  # the kind was removed and made again
         ((500,), 0.0, ["ADDED new", "SYNCED "]),
         ((500,), 3600.0, ["ADDED new"]),
     ],

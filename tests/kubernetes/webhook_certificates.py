@@ -5,10 +5,11 @@ import datetime as dt
 
 from tests.kubernetes.api_server import ApiServer
 
-from aimgpu.kubernetes.admission.certificate_keeper import CertificateKeeper
-from aimgpu.kubernetes.admission.options import AdmissionOptions
-from aimgpu.kubernetes.admission.webhook_configurations import NAME, mutating_configuration, validating_configuration
-from aimgpu.kubernetes.api_client import Client
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.cluster.admission.certificate_keeper import CertificateKeeper
+from aimgpu.kubernetes.cluster.admission.options import AdmissionOptions
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration, validating_configuration
+from aimgpu.kubernetes.vocabulary.names import WEBHOOKS as NAME
 
 OPTIONS = AdmissionOptions(namespace="system")
 SECRET = f"/api/v1/namespaces/system/secrets/{OPTIONS.secret}"

@@ -1,6 +1,5 @@
 import contextlib
 import itertools
-import json
 import os
 import signal
 import sqlite3
@@ -16,7 +15,6 @@ import pytest
 from aimgpu.domain import Ask, Auto, ByClass, Deployment, Grant, Instance, InstanceState, Level, Priority, QueueSettings
 from aimgpu.errors import Conflict, LedgerFailed, LedgerFull, LedgerOwned
 from aimgpu.ledger import Ledger, Owner
-from aimgpu.ledger.schema import MIGRATIONS, VERSION
 
 DEPLOYMENT = Deployment(name="chat", model="m", ask=Ask(name="chat", want=Auto()))
 CAPACITY = {"gpu/spx-0": 100, "gpu/spx-1": 50}
@@ -169,19 +167,6 @@ def test_a_corrupt_file_is_kept_aside_and_a_new_one_begun(tmp_path: Path, damage
     reopened.close()
 
 
-def test_a_file_of_a_newer_version_is_left_alone_with_a_hint(tmp_path: Path) -> None:
-    path = tmp_path / "l"
-    Ledger.open(path).close()
-    connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA user_version = {VERSION + 1}")
-    connection.execute("UPDATE settings SET body = ? WHERE name = 'schema'", (json.dumps({"readable_by": VERSION + 1}),))
-    connection.commit()
-    connection.close()
-    with pytest.raises(LedgerFailed, match="newer version") as caught:
-        Ledger.open(path)
-    assert caught.value.hint
-
-
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
@@ -276,6 +261,26 @@ def test_a_second_owner_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> 
         first.kill()
         first.wait()
     Owner.acquire(tmp_path).release()
+
+
+def test_an_owner_that_is_released_twice_closes_nothing_of_others(tmp_path: Path) -> None:
+    owner = Owner.acquire(tmp_path)
+    number = owner._descriptor
+    owner.release()
+    others = os.open(tmp_path / "owner.lock", os.O_RDONLY)
+    try:
+        assert others == number, "the kernel gives the lowest free number"
+        owner.release()
+        os.fstat(others)
+    finally:
+        os.close(others)
+
+
+def test_what_the_ledger_writes_is_its_users_alone(tmp_path: Path, ledger: Ledger) -> None:
+    Owner.acquire(tmp_path).release()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes.keys() >= {"ledger.sqlite3", "ledger.sqlite3.reserve", "owner.lock"}
+    assert set(modes.values()) == {0o600}
 
 
 OWNER_WITH_CHILD = """
@@ -376,12 +381,9 @@ def test_a_level_can_only_fall_and_the_bytes_stay(ledger: Ledger) -> None:
     assert released.memory_bytes == 10
 
 
-def test_the_bounds_of_the_queue_are_kept_and_older_books_have_the_defaults(tmp_path: Path) -> None:
+def test_the_bounds_of_the_queue_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite3"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript(f"{MIGRATIONS[0]} PRAGMA user_version = 1;")
     ledger = Ledger.open(path)
-    assert ledger.set_aside is None
     assert ledger.queue() == QueueSettings()
     settings = QueueSettings(per_gpu=3, longest_wait_ms=ByClass(low=5000))
     ledger.keep_queue(settings)

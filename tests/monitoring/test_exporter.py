@@ -23,6 +23,7 @@ from aimgpu.units import GIB
 TARGET = {
     "name": "ttft_p95",
     "target_part": 0.95,
+    "judged": 100,
     "attainment": 0.97,
     "budget_left": 0.4,
     "fast_burn": 2.0,

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from aimgpu.hardware.software.state import DriverState
 from aimgpu.isolation import building
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.units import GIB
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
+SOFTWARE_GPU = building.find_sources() / "software_gpu"
 SANITIZERS = {
     "plain": (),
     "arm64": (),
@@ -24,31 +26,6 @@ SANITIZERS = {
     "tsan": ("-fsanitize=thread",),
 }
 ARM64_COMPILER, ARM64_RUNNER, ARM64_ROOT = "aarch64-linux-gnu-gcc", "qemu-aarch64", "/usr/aarch64-linux-gnu"
-_u64 = ctypes.c_uint64
-
-
-class DriverProcess(ctypes.LittleEndianStructure):
-    _fields_ = (("pid", _u64), ("used", _u64))
-
-
-class Launch(ctypes.LittleEndianStructure):
-    _fields_ = tuple((name, _u64) for name in ("pid", "at", "begins", "ends", "device", "kernel"))
-
-
-class DriverState(ctypes.LittleEndianStructure):
-    """`struct state` of standin.h: what the stand-in driver measured, and how it should behave."""
-
-    _fields_ = (
-        *((name, _u64) for name in ("device_bytes", "used", "peak", "kernel_ns", "call_ns", "fail_after")),
-        *((name, _u64) for name in ("allocations", "frees", "launches", "pool_grain", "context_bytes", "devices")),
-        *((name, _u64) for name in ("block_launches", "entered", "events", "bad_streams", "bad_captures", "bad_contexts")),
-        *((name, _u64) for name in ("bad_pools", "pool_scatters", "block_bytes", "stream_bytes", "counts", "pid_offset")),
-        ("free_at", _u64 * 8),
-        ("used_on", _u64 * 8),
-        ("arrived", _u64 * 64),
-        ("processes", DriverProcess * 256),
-        ("log", Launch * 8192),
-    )
 
 
 class Toolchain:
@@ -62,12 +39,8 @@ class Toolchain:
         self.interposer = folder / building.LIBRARY
         sources = sorted(map(str, building.find_sources().glob("*.c")))
         self._run(*building.FLAGS, "-Werror", *self.flags, "-o", str(self.interposer), *sources, *building.LIBRARIES)
-        for name, source in (("libcuda.so.1", "standin_cuda.c"), ("libamdhip64.so.7", "standin_hip.c")):
-            parts = [str(HERE / part) for part in ("standin.c", "standin_blocks.c", "standin_work.c", source)]
-            self._compile(name, "-fPIC", "-shared", f"-Wl,-soname,{name}", *parts)
-
-        name = "libnvidia-ml.so.1"
-        self._compile(name, "-fPIC", "-shared", f"-Wl,-soname,{name}", str(HERE / "standin_nvml.c"))
+        for command in building.software_gpu_commands(self.compiler, building.find_sources(), folder, "-Werror", *self.flags):
+            self._run(*command[1:])
 
     def program(self, name: str, *, link: tuple[str, ...] = (), source: str | None = None) -> Path:
         """A C program; with `link` it names the drivers itself, with the interposer before them."""
@@ -122,7 +95,7 @@ class Rig:
     def __init__(self, folder: Path, tools: Toolchain) -> None:
         self.folder = folder
         self.tools = tools
-        self.region = Region.create(folder / "device.region", device_bytes=80 * GIB, device="GPU-standin")
+        self.region = Region.create(folder / "device.region", device_bytes=80 * GIB, device="GPU-software")
         path = folder / "driver.state"
         path.write_bytes(bytes(ctypes.sizeof(DriverState)))
         self.state_path = path
@@ -142,7 +115,7 @@ class Rig:
             "AIMGPU_TENANT": tenant,
             "LD_PRELOAD": str(self.tools.interposer),
             "LD_LIBRARY_PATH": str(self.tools.folder),
-            "STANDIN_STATE": str(self.state_path),
+            "AIMGPU_SOFTWARE_GPU": str(self.state_path),
             **more,
         }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.native.conftest import Puppet
 
 from aimgpu.domain import Priority
 from aimgpu.errors import ShareInUse
@@ -91,6 +92,7 @@ def test_churn_never_passes_the_cap_and_gives_everything_back(rig: Any, grain: i
     assert rig.used() == 0
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", ["asan", "tsan"])
 def test_sanitizers_find_nothing(make_rig: Callable[[str], Any], kind: str) -> None:
     rig = make_rig(kind)
@@ -103,6 +105,7 @@ def test_sanitizers_find_nothing(make_rig: Callable[[str], Any], kind: str) -> N
     assert rig.driver.peak <= 1 * GIB
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", ["asan", "tsan"])
 def test_sanitizers_find_nothing_where_contexts_race_for_the_cap(make_rig: Callable[[str], Any], kind: str) -> None:
     rig = make_rig(kind)
@@ -117,6 +120,7 @@ def test_sanitizers_find_nothing_where_contexts_race_for_the_cap(make_rig: Calla
         assert process.returncode == 0, (out, err[-4000:])
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", ["asan", "tsan"])
 def test_sanitizers_find_nothing_in_the_gate(make_rig: Callable[[str], Any], kind: str) -> None:
     """Threads of two best-effort tenants beside a critical one: turns, batches, waits and wake-ups."""
@@ -323,7 +327,10 @@ def test_a_device_that_was_not_granted_gives_nothing(rig: Any) -> None:
     assert "No such file" in err
 
 
-@pytest.mark.parametrize(("kind", "seed"), [*(("plain", seed) for seed in range(6)), ("asan", 0), ("asan", 1)])
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [*(("plain", seed) for seed in range(6)), *(pytest.param("asan", seed, marks=pytest.mark.rest) for seed in (0, 1))],
+)
 def test_a_region_that_is_scribbled_on_harms_nobody(make_rig: Callable[[str], Any], kind: str, seed: int) -> None:
     """Random bytes all over the live region: programs end in their own time, without a signal, and never pass the device."""
     rig = make_rig(kind)
@@ -389,3 +396,11 @@ def test_a_static_program_is_not_held(rig: Any) -> None:
     rig.admit()
     assert rig.run(rig.folder / "static") == "unheld\n"
     assert rig.region.read_use()[0].processes == ()
+
+
+def test_places_whose_processes_died_over_claiming_them_are_taken_again(rig: Any) -> None:
+    rig.admit(cap_bytes=10 * GIB)
+    for slot in rig.region.tenant_of("tenant").processes:
+        slot.state = layout.CLAIMED
+    assert Puppet(rig, "tenant").do("allocate 1024") == 0
+    assert rig.used() == GIB

@@ -204,6 +204,21 @@ def test_every_process_of_a_gated_tenant_is_gated(rig: Any, tenants: dict[str, P
         assert all(later.at >= earlier.ends for earlier, later in itertools.pairwise(entries))
 
 
+def test_a_process_that_finds_no_place_is_gated_too(rig: Any, tenants: dict[str, Puppet]) -> None:
+    """The 33rd process of a tenant, where a driver needs no context to be made first."""
+    first = next(tenant for tenant in rig.region._layout.tenants if tenant.name == b"first")
+    first.process_high = layout.PROCESSES
+    for slot in first.processes:
+        slot.state = 2  # AIM_CLAIMED: taken, and never given back
+    with CriticalSignal(rig.region, "critical"):
+        tenants["first"].tell("launch 3")
+        await_waiter(rig)
+        assert log(rig, tenants["first"].pid) == []
+    tenants["first"].wait()
+    entries = log(rig, tenants["first"].pid)
+    assert all(later.at >= earlier.ends for earlier, later in itertools.pairwise(entries))
+
+
 def test_work_that_nobody_waits_for_is_soon_taken_to_be_done(rig: Any, tenants: dict[str, Puppet]) -> None:
     """A critical model that is being loaded launches now and then and waits for nothing: others need not stand still."""
     tenants["critical"].do("launch 1")

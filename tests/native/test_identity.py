@@ -217,15 +217,16 @@ def test_a_stopped_process_that_holds_a_lock_stops_no_other(rig: Any) -> None:
     rig.admit(cap_bytes=16 * GIB)
     rig.admit("other", cap_bytes=1 * GIB)
     rig.driver.pool_grain = 1
-    churner = rig.start(hammer(rig), "churn", 8, 10_000_000, 1)
+    Puppet(rig, "tenant").do("allocate 14000")  # near the cap, where allocations take the lock, with room for all
+    churner = rig.start(hammer(rig), "churn", 2, 10_000_000, 1)
     while rig.driver.allocations < 100:
         assert churner.poll() is None
     stop_while_it_holds_the_lock(rig, churner)
     held = rig.used()
     sibling = Puppet(rig, "tenant")
     for _ in range(5):
-        assert sibling.do("allocate 100") == 0
-    assert rig.used() == held + 500 * MIB
+        assert sibling.do("allocate 60") == 0
+    assert rig.used() == held + 300 * MIB
     dead = Puppet(rig, "other")
     dead.do("allocate 100")
     dead.process.kill()

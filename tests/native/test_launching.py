@@ -35,7 +35,7 @@ def test_a_launched_instance_is_held_and_seen(rig: Any, tmp_path: Path) -> None:
     environment = {
         **enforcement.environment,
         "LD_LIBRARY_PATH": str(rig.tools.folder),
-        "STANDIN_STATE": str(rig.state_path),
+        "AIMGPU_SOFTWARE_GPU": str(rig.state_path),
     }
     said = tmp_path / "taken"
     command = Command(argv=(sys.executable, "-c", PROGRAM, str(said)), environment=environment)

@@ -219,8 +219,123 @@ def test_a_program_that_becomes_one_without_a_gpu_gives_its_memory_back(rig: Any
         process.kill()
 
 
+def test_a_program_that_becomes_another_with_an_empty_environment_gives_its_memory_back(rig: Any) -> None:
+    """The library is gone with the variables, and the process number is the same: the lock for life is free."""
+    rig.admit(cap_bytes=1 * GIB)
+    code = (
+        "import ctypes, os, sys\n"
+        "ctypes.CDLL('libcuda.so.1').cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(600 << 20))\n"
+        "os.execve('/bin/sh', ['sh', '-c', 'echo ready; read line'], {})"
+    )
+    command = [sys.executable, "-I", "-c", code]
+    with subprocess.Popen(command, env=rig.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        rig.driver.used = 0  # the driver's connection ended with the program
+        assert Puppet(rig, "tenant").do("allocate 600") == 0
+        assert rig.region.reap() == 0
+        assert rig.used() == 600 << 20
+        process.kill()
+
+
+CLOSES = """
+#include <stdint.h>
+#include <stdio.h>
+#include <unistd.h>
+int cuMemAlloc_v2(uint64_t *pointer, size_t bytes);
+int main(int count, char **words)
+{
+    uint64_t pointer;
+    int forks = count > 1 && words[1][0] == 'f', code;
+    if (forks && fork() != 0)
+        return getchar();
+    code = cuMemAlloc_v2(&pointer, 600u << 20);
+    for (int i = 3; i < 1024; i++)
+        close(i);
+    printf("%d\\n", code);
+    fflush(stdout);
+    return getchar();
+}
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "fork"])
+def test_a_program_that_closes_every_descriptor_is_alive(rig: Any, how: str) -> None:
+    """Also a child of a fork: its lock for life stays with the mapping of the region."""
+    rig.admit(cap_bytes=1 * GIB)
+    process = rig.start(rig.tools.program("closes", link=("libcuda.so.1",), source=CLOSES), how)
+    assert process.stdout.readline() == "0\n"
+    assert rig.region.reap() == 0
+    assert rig.used() == 600 << 20
+    assert Puppet(rig, "tenant").do("allocate 600") == 2
+
+
+EARLY = """
+#include <stddef.h>
+#include <stdint.h>
+int cuMemAlloc_v2(uint64_t *pointer, size_t bytes);
+int codes[4];
+__attribute__((constructor)) static void early(void)
+{
+    uint64_t pointer;
+    for (int i = 0; i < 4; i++)
+        codes[i] = cuMemAlloc_v2(&pointer, 400u << 20);
+}
+"""
+
+
+def test_what_a_library_allocates_before_the_program_begins_is_charged(rig: Any, tmp_path: Path) -> None:
+    """Linked libraries are initialised before preloaded ones; objects of C++ allocate in their constructors."""
+    rig.admit(cap_bytes=1 * GIB)
+    source, library = tmp_path / "early.c", rig.tools.folder / "libearly.so"
+    source.write_text(EARLY)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, str(rig.tools.folder / "libcuda.so.1")], check=True)
+    main = (
+        "#include <stdio.h>\nextern int codes[4];\n"
+        'int main(void) { return printf("%d %d %d %d", codes[0], codes[1], codes[2], codes[3]) < 0; }'
+    )
+    program = rig.tools.program("begins_early", link=("libearly.so", "libcuda.so.1"), source=main)
+    assert rig.run(program).split() == ["0", "0", "2", "2"]
+    assert rig.driver.peak == 800 * MIB
+
+
+def test_a_function_that_is_looked_up_by_its_version_is_held(rig: Any, tmp_path: Path) -> None:
+    """dlvsym, as some wrappers of HIP use it: hipMalloc of hip_4.2."""
+    rig.admit(cap_bytes=1 * GIB)
+    for name, text in {
+        "driver.map": "hip_4.2 { global: hipMalloc; local: *; };",
+        "driver.c": "int hipMalloc(void **pointer, unsigned long bytes) { return *pointer = (void *)bytes, 0; }",
+    }.items():
+        (tmp_path / name).write_text(text)
+    driver = tmp_path / "libamdhip64.so.7"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", driver, tmp_path / "driver.c", f"-Wl,--version-script={tmp_path / 'driver.map'}"],
+        check=True,
+    )
+    source = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int count, char **words)
+{
+    void *library = dlopen(words[count - 1], RTLD_NOW), *pointer;
+    int (*allocate)(void **, unsigned long);
+    *(void **)&allocate = dlvsym(library, "hipMalloc", "hip_4.2");
+    for (int i = 0; i < 4; i++)
+        printf("%d ", allocate(&pointer, 400u << 20));
+    printf("%d", dlvsym(library, "hipNothing", "hip_4.2") == NULL);
+    return 0;
+}
+"""
+    assert rig.run(rig.tools.program("by_version", source=source), driver).split() == ["0", "0", "2", "2", "1"]
+
+
 @pytest.mark.parametrize(
-    "call", ["cuLaunchKernelEx", "cuMemCreate", "cuGetProcAddress", "cuLaunchCooperativeKernelMultiDevice"]
+    "call",
+    [
+        *("cuLaunchKernelEx", "cuMemCreate", "cuGetProcAddress", "cuLaunchCooperativeKernelMultiDevice"),
+        *("cuGraphAddMemAllocNode", "cuArrayCreate", "cuArrayCreate_v2", "cuArray3DCreate_v2", "cuMipmappedArrayCreate"),
+    ],
 )
 def test_null_pointers_reach_the_driver(rig: Any, tmp_path: Path, call: str) -> None:
     """What the driver would answer with an error does not crash in the library."""

@@ -36,7 +36,8 @@ def test_launches_longer_than_the_bound_stay_one_at_a_time(rig: Any, pair: tuple
     hog.do(f"launch 6 {milliseconds * 1000}")
     entries = log(rig, hog.pid)
     assert len(entries) == 6
-    assert max(ahead_at_each(entries)) == 0
+    left = [earlier.ends - later.at for earlier, later in itertools.pairwise(entries)]
+    assert max(left) <= 2 * MILLISECOND, "what may be left of one while the next is queued, after a second of silence"
     assert use(rig, "hog").overruns == 0
 
 
@@ -48,7 +49,7 @@ def test_threads_with_long_launches_stay_one_at_a_time(rig: Any, pair: tuple[Pup
 
 
 def test_launches_pass_where_nothing_finishes_for_many_bounds(rig: Any, pair: tuple[Puppet, Puppet]) -> None:
-    """A kernel that waits for a later launch: one is admitted per bound, then they are not counted for a while."""
+    """A kernel that waits for a later launch: one is admitted per bound, which grows with each."""
     _, hog = pair
     rig.region.header.room_ns = MILLISECOND
     rig.driver.kernel_ns = 3_600_000 * MILLISECOND

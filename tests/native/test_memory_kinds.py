@@ -124,3 +124,70 @@ def test_a_stream_ordered_allocation_is_charged_to_the_streams_device(rig: Any) 
     assert list(rig.driver.used_on)[:2] == [0, 100 * MIB]
     assert (rig.used(), second.read_use()[0].used_bytes) == (0, 100 * MIB)
     second.close()
+
+
+@pytest.mark.parametrize("place", [0, 2, 3])
+def test_pools_of_managed_memory_are_charged_wherever_they_prefer_to_be(rig: Any, tenant: Puppet, place: int) -> None:
+    """No place, the host, a node of the host: a kernel that touches the memory brings it to the device."""
+    assert tenant.do(f"pool {place} 0 2") == 0
+    assert [tenant.do("allocate_from 300") for _ in range(4)] == [0, 0, 0, 2]
+    assert rig.driver.used == 900 * MIB <= rig.used() <= GIB
+
+
+def test_what_was_shared_stays_charged_without_its_handle(rig: Any, tenant: Puppet) -> None:
+    """It can be imported again, by this very process."""
+    codes = []
+    for _ in range(4):
+        codes.append(tenant.do("create 300"))
+        if codes[-1] == 0:
+            tenant.do("export")
+            tenant.do("release")
+    assert codes == [0, 0, 0, 2]
+    assert rig.used() == rig.driver.used == 900 * MIB
+
+
+def test_a_free_behind_a_kernel_gives_back_when_the_kernel_has_ended(rig: Any, tenant: Puppet) -> None:
+    """cuMemFreeAsync of ordinary memory: the driver frees it when the stream comes to it."""
+    stream = tenant.do("stream")
+    assert tenant.do("allocate 600") == 0
+    tenant.do(f"launch 1 1500000 {stream}")
+    assert tenant.do(f"free_on {stream}") == 0
+    assert tenant.do("allocate 600") == 2
+    assert rig.used() == 600 * MIB
+    tenant.do(f"sync {stream}")
+    assert rig.used() == 0
+    assert tenant.do("allocate 600") == 0
+    assert tenant.do("free_on 0") == 0
+    assert tenant.do("allocate 600") == 0, "an idle stream frees at once"
+    assert rig.driver.events == 0
+
+
+@pytest.mark.parametrize(("limit", "count"), [(3, 64), (4, 1 << 20)])
+def test_limits_of_the_device_runtime_are_charged(rig: Any, tenant: Puppet, limit: int, count: int) -> None:
+    """How deep device code may synchronise, and how many launches it may have pending."""
+    assert tenant.do(f"limit_count {limit} 2") == 0
+    assert rig.used() == 0
+    assert tenant.do(f"limit_count {limit} {count}") == 2
+    assert tenant.do(f"limit_count {limit} {count // 16}") == 0
+    assert 0 < rig.used() < GIB
+
+
+def test_a_context_that_the_driver_does_not_destroy_keeps_its_memory(rig: Any, tenant: Puppet) -> None:
+    """A primary context is released instead: what is freed in it afterwards is given back."""
+    tenant.do("primary 0")
+    assert tenant.do("allocate 600") == 0
+    assert tenant.do("destroy_primary") != 0
+    assert rig.used() == 600 * MIB
+    assert tenant.do("free") == 0
+    assert rig.used() == rig.driver.used == 0
+
+
+def test_only_refusals_are_counted_as_denied(rig: Any, tenant: Puppet) -> None:
+    """An allocation that fits once a pool gave back what it holds was not refused."""
+    assert tenant.do("pool") == 0
+    assert tenant.do("allocate_from 800") == 0
+    assert tenant.do("free_on 0") == 0
+    assert tenant.do("allocate 600") == 0
+    assert rig.region.read_use()[0].denied == 0
+    assert tenant.do("allocate 600") == 2
+    assert rig.region.read_use()[0].denied == 1

@@ -3,9 +3,13 @@
 import re
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from tests.cluster.debian_packages import unpack
+
 from aimgpu.isolation import building
+from aimgpu.units import GIB
 
 
 def test_only_driver_functions_and_those_of_the_dynamic_linker_are_exported(toolchains: Callable[[str], Any]) -> None:
@@ -15,7 +19,7 @@ def test_only_driver_functions_and_those_of_the_dynamic_linker_are_exported(tool
     ).stdout
     names = {line.split()[-1] for line in listed.splitlines()}
     hooks = set(re.findall(r"^HOOK\((\w+),", (building.find_sources() / "functions.def").read_text(), re.MULTILINE))
-    assert names == hooks | {"dlsym", "dlopen", "dlmopen"}
+    assert names == hooks | {"dlsym", "dlvsym", "dlopen", "dlmopen"}
 
 
 def test_it_links_nothing_but_the_c_library(toolchains: Callable[[str], Any]) -> None:
@@ -29,3 +33,49 @@ def test_it_loads_on_old_systems(toolchains: Callable[[str], Any]) -> None:
     said = subprocess.run(["nm", "-D", toolchains("plain").interposer], check=True, capture_output=True, text=True).stdout
     versions = {tuple(map(int, version.split("."))) for version in re.findall(r"@GLIBC_([0-9.]+)", said)}
     assert max(versions) <= (2, 17)
+
+
+# Debian 11: glibc 2.31, in which the functions of the dynamic linker are in a library of their own.
+BULLSEYE = ("libc6/bullseye", "libc6-dev/bullseye", "linux-libc-dev/bullseye", "coreutils/bullseye")
+OLD_DRIVER = "int cuMemAlloc_v2(unsigned long *pointer, unsigned long bytes) { return *pointer = bytes, 0; }"
+OLD_PROGRAM = """
+#include <stdio.h>
+int cuMemAlloc_v2(unsigned long *pointer, unsigned long bytes);
+int main(void)
+{
+    unsigned long pointer;
+    for (int i = 0; i < 12; i++)
+        printf("%d", cuMemAlloc_v2(&pointer, 1ul << 30));
+    return 0;
+}
+"""
+
+
+def test_programs_run_and_are_held_under_the_c_library_of_debian_11(rig: Any, tmp_path: Path) -> None:
+    """Both a program that links no library but C's, and one that allocates twelve GiB of a cap of ten."""
+    rig.admit(cap_bytes=10 * GIB)
+    root = unpack("debian-11", BULLSEYE)
+    development, libraries = (next((root / folder).glob("*-linux-gnu")) for folder in ("usr/lib", "lib"))
+    (linker,) = libraries.glob("ld-linux-*.so.*")
+    driver, program = tmp_path / "libcuda.so.1", tmp_path / "program"
+    (tmp_path / "driver.c").write_text(OLD_DRIVER)
+    (tmp_path / "program.c").write_text(OLD_PROGRAM)
+    subprocess.run(["cc", "-shared", "-fPIC", "-nostdlib", "-o", driver, tmp_path / "driver.c"], check=True)
+    old = (f"--sysroot={root}", f"-B{development}", "-nodefaultlibs")
+    c_library = (libraries / "libc.so.6", development / "libc_nonshared.a")
+    subprocess.run(["cc", *old, "-o", program, tmp_path / "program.c", driver, *c_library], check=True)
+
+    def run(*command: object) -> str:
+        environment = rig.environment() | {"LD_LIBRARY_PATH": ""}
+        done = subprocess.run(
+            [linker, "--library-path", f"{libraries}:{tmp_path}", *map(str, command)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "8.32" in run(root / "bin/cat", "--version")
+    assert run(program) == "000000000022"

@@ -163,6 +163,7 @@ def test_work_that_waits_for_another_process_does_not_deadlock(rig: Any, tenants
     tenants["first"].wait()
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", ["asan", "tsan"])
 def test_sanitizers_find_nothing_in_a_process_turn(make_rig: Callable[[str], Any], kind: str) -> None:
     rig = make_rig(kind)
@@ -180,7 +181,9 @@ def test_sanitizers_find_nothing_in_a_process_turn(make_rig: Callable[[str], Any
     assert rig.driver.launches == 1 + 3 * 3 * 40 + 2 * 40
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("plain", 3), ("asan", 1), ("asan", 3)])
+@pytest.mark.parametrize(
+    ("kind", "seed"), [("plain", 3), *(pytest.param("asan", seed, marks=pytest.mark.rest) for seed in (1, 3))]
+)
 def test_a_region_that_is_scribbled_on_stops_no_process_turn(make_rig: Callable[[str], Any], kind: str, seed: int) -> None:
     """Random bytes over turns, places and dates: everybody ends in his own time, without a signal."""
     rig = make_rig(kind)

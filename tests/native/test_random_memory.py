@@ -68,6 +68,7 @@ def test_a_driver_that_takes_more_than_was_asked_for_never_passes_the_cap(rig: A
     check(rig, run(rig, processes=8, threads=64, seconds=3, kinds="sssspamro"))
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", ["asan", "tsan"])
 def test_sanitizers_find_nothing_in_random_allocations(make_rig: Callable[[str], Any], kind: str) -> None:
     rig = make_rig(kind)

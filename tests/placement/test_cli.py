@@ -75,7 +75,7 @@ def test_a_plan_finds_the_layout_that_isolation_needs(folder: Path) -> None:
     stack = write(folder, ALONE)
     plan = read("plan", "-f", stack, "--gpu", "MI300X")
     assert [(step["kind"], step["layout"]) for step in plan["steps"][:1]] == [("layout", "CPX/NPS1")]
-    assert "repartition sim-mi300x-0 as CPX/NPS1" in text("plan", "-f", stack, "--gpu", "MI300X")
+    assert "repartition gpu0 as CPX/NPS1" in text("plan", "-f", stack, "--gpu", "MI300X")
     refused = run("plan", "-f", stack, "--gpu", "MI300X", "--no-layouts")
     assert isinstance(refused.exception, PlacementRefused)
 
@@ -98,7 +98,7 @@ def test_explain_shows_every_device_and_the_chosen_one(folder: Path) -> None:
     shown = text("explain", "chat", "-f", stack, "--gpu", "MI300X", "--count", "2")
     assert "chosen" in shown
     assert "LOSS" in shown
-    refused = text("explain", "wall", "-f", stack)
+    refused = text("explain", "wall", "-f", write(folder, ALONE.replace("7B-Instruct", "7B-Instruct-GGUF")))
     assert "hardware is required" in refused
 
 
@@ -193,7 +193,7 @@ def test_where_a_model_may_run_is_planned_from_the_stack_file(folder: Path) -> N
         """
 models:
   b: {model: acme/x, gpu: {memory: 20GB}, place: {with: a}}
-  a: {model: acme/x, gpu: {memory: 20GB}, place: {parts: [MI300X], not_with: [c]}}
+  a: {model: acme/x, gpu: {memory: 20GB}, place: {products: [MI300X], not_with: [c]}}
   c: {model: acme/x, gpu: {memory: 20GB}, place: {partition: sim-mi300x-1/spx-0, pinned: true}}
   two: {model: acme/x, gpu: {fraction: 0.25, devices: 2}, compute: 30%}
 """,
@@ -214,7 +214,7 @@ def test_what_a_simulated_gpu_cannot_enforce_is_refused_with_what_it_can(folder:
     path = write(folder, "models: {wall: {model: acme/x, gpu: {memory: 10GB}, isolation: hardware}}\n")
     result = run("plan", "-f", path)
     assert isinstance(result.exception, PlacementRefused)
-    assert "Would fit: Accept isolation: none; sim-mi300x-0 fits." in result.stdout
+    assert "Would fit: Accept isolation: none; gpu0 fits." in result.stdout
     assert "Nothing to do" not in result.stdout
 
 
@@ -245,7 +245,7 @@ def test_explain_may_do_as_little_as_the_plan(folder: Path) -> None:
     path = write(folder, ALONE)
     (*_, last) = read("explain", "wall", "-f", path, "--gpu", "MI300X", "--no-layouts")
     assert not last["decision"]["placed"]
-    assert "repartition sim-mi300x-0 as CPX/NPS1" in text("explain", "wall", "-f", path, "--gpu", "MI300X")
+    assert "repartition gpu0 as CPX/NPS1" in text("explain", "wall", "-f", path, "--gpu", "MI300X")
 
 
 def test_a_stack_with_simulated_gpus_is_judged_as_up_would(folder: Path) -> None:
@@ -319,3 +319,37 @@ def test_a_plan_quotes_the_partition_that_a_model_ends_up_on(folder: Path) -> No
     plan = read("plan", "-f", path, "--gpu", "MI300X")
     why = {each["ask"]: each["because"] for each in plan["placements"]}
     assert why["a-0"].endswith("14.6GiB of the partition stays free")
+
+
+OVERSUBSCRIBED = "models:\n" + "".join(
+    f"  m{number}: {{model: Qwen/Qwen2.5-7B-Instruct, engine: vllm, context: 8192, concurrency: 4}}\n" for number in range(6)
+)
+
+
+def test_plan_replays_arrivals_on_a_gpu_that_is_too_small_for_all(folder: Path) -> None:
+    stack_file = write(folder, OVERSUBSCRIBED)
+    requests = [f"{second},m{second // 7 % 6}" for second in range(0, 4200, 7)]
+    (folder / "log.csv").write_text("\n".join(["seconds,model", *requests]))
+    arguments = ("plan", "-f", stack_file, "--gpu", "L40S", "--arrivals", "log.csv")
+    found = read(*arguments)
+    assert found["models"] == 6
+    assert 1 <= found["awake_together"] < 6
+    assert found["requests"] == 600
+    assert 0 <= found["late"] < 600
+    assert f"any {found['awake_together']} of 6 models fit awake together" in text(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("seconds,model\n1,nobody\n", "no model 'nobody'"),
+        ("when,model\n1,m0\n", "expected the columns"),
+        ("seconds,model\nx,m0\n", "line 2"),
+    ],
+)
+def test_plan_names_the_line_of_arrivals_that_it_cannot_use(folder: Path, content: str, said: str) -> None:
+    stack_file = write(folder, OVERSUBSCRIBED)
+    (folder / "log.csv").write_text(content)
+    result = run("plan", "-f", stack_file, "--gpu", "L40S", "--arrivals", "log.csv")
+    assert isinstance(result.exception, InvalidInput)
+    assert said in result.exception.message

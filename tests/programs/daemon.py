@@ -17,8 +17,10 @@ from unittest import mock
 from tests.programs.engine import ScriptedEngine
 
 from aimgpu.control.dependencies import Dependencies, read_timing
+from aimgpu.control.sizing_inputs.sizing_basis import unsized_footprint
 from aimgpu.daemon import assembly
 from aimgpu.domain import Deployment, Exactness, Footprint, Term
+from aimgpu.engines.command.engine import CommandEngine
 from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.protocols import LocalModel
@@ -41,7 +43,11 @@ def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str],
         hardware=hardware,
         ledger=Ledger.open(home.path / "ledger.sqlite3"),
         isolator=MechanismChooser(),
-        engines={"llamacpp": engine, "vllm": VllmEngine(program=os.environ.get("AIMGPU_TEST_VLLM", "vllm"))},
+        engines={
+            "llamacpp": engine,
+            "vllm": VllmEngine(program=os.environ.get("AIMGPU_TEST_VLLM", "vllm")),
+            "command": CommandEngine(),
+        },
         launchers={"process": ProcessLauncher(home.path)},
         models=LocalModelStore(home.path / "models"),
         size=size_one_gib,
@@ -54,6 +60,8 @@ def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str],
 
 def size_one_gib(deployment: Deployment, engine: str, local: LocalModel | None, vendor: str) -> Footprint:
     """For vLLM 10 GiB of weights and 1 GiB of context."""
+    if engine == "command":
+        return unsized_footprint(deployment, engine)
     sizes = {"weights": 10 * GIB, "context": GIB} if engine == "vllm" else {"weights": GIB}
     terms = tuple(
         Term(name=name, memory_bytes=size, exactness=Exactness.EXACT, formula="given") for name, size in sizes.items()

@@ -4,7 +4,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from aimgpu.engines.endpoint import choose_port, write_endpoint
 from aimgpu.engines.health import ask, read_endpoint
+from aimgpu.engines.launch_environment import is_container, listen_host
+from aimgpu.engines.launchers.container import OWN_FOLDER
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
 
 PROGRAM = Path(__file__).with_name("fake_engine.py")
@@ -45,9 +48,15 @@ class ScriptedEngine:
         request.run_directory.mkdir(parents=True, exist_ok=True)
         (request.run_directory / "endpoint.json").unlink(missing_ok=True)
         flags = self.by_deployment.get(request.instance.deployment, self.flags)
+        folder, port = request.run_directory.absolute(), None
+        if is_container(request):
+            port, folder = choose_port(), folder / OWN_FOLDER
+            write_endpoint(request.run_directory, port)
+            flags = ("--host", listen_host(request), "--port", str(port), *flags)
         return Command(
-            argv=(sys.executable, str(PROGRAM), str(request.run_directory.absolute()), *flags),
+            argv=(sys.executable, str(PROGRAM), str(folder), *flags),
             environment=dict(request.environment),
+            port=port,
             device_nodes=request.device_nodes,
             image=self.image,
             mounts=self.mounts,

@@ -23,6 +23,8 @@ WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
 def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("run_directory", type=Path)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--garbage", action="store_true", help="print bytes that are no text, first")
     parser.add_argument("--say", action="append", default=[], help="print this line, first")
     parser.add_argument("--die-at-start", type=int, metavar="STATUS")
@@ -204,7 +206,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: setattr(options, "mute", True))
     Handler.key = os.environ.get("AIMGPU_ENGINE_KEY", "")
     Handler.ready_at = time.monotonic() + options.load_seconds
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server((options.host, options.port), Handler)
     part = options.run_directory / "endpoint.part"
     part.write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_port}"}), encoding="utf-8")
     part.replace(options.run_directory / "endpoint.json")

@@ -7,6 +7,10 @@ folder; a request in its sleep ends it, as it may.
 """
 
 import argparse
+import asyncio
+import functools
+import importlib
+import json
 import os
 import signal
 import subprocess
@@ -48,6 +52,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     for name in ("disable-access-log-for-endpoints", "shutdown-timeout", "kv-transfer-config"):  # as KServe's templates pass
         serve.add_argument(f"--{name}")
     serve.add_argument("--api-key")
+    serve.add_argument("--middleware", action="append", default=[])
     serve.add_argument("--dtype")
     serve.add_argument("--quantization")
     serve.add_argument("--kv-cache-dtype")
@@ -66,9 +71,12 @@ class Handler(fake_engine.Handler):
     dev_mode: ClassVar[bool]
     asleep: ClassVar[bool] = False
     words: ClassVar[frozenset[str]]
+    middleware: ClassVar[list[Any]]
 
     def do_GET(self) -> None:  # noqa: N802 - http.server's name
         path = urlsplit(self.path).path
+        if not self._let_in(path):
+            return
         if path == "/health" and "hang" not in self.words:
             self._empty(200)
         elif path == "/is_sleeping" and self.dev_mode:
@@ -80,6 +88,8 @@ class Handler(fake_engine.Handler):
 
     def do_POST(self) -> None:  # noqa: N802
         path = urlsplit(self.path).path
+        if not self._let_in(path):
+            return
         if path in ("/sleep", "/wake_up", "/collective_rpc") and self.dev_mode:
             self._turn(path)
         elif path in ("/sleep", "/wake_up", "/collective_rpc"):
@@ -88,6 +98,24 @@ class Handler(fake_engine.Handler):
             os._exit(139)
         else:
             super().do_POST()
+
+    def _let_in(self, path: str) -> bool:
+        """Whether every middleware passes the request on; vLLM puts them around an ASGI application."""
+        passed: list[str] = []
+        answered: list[dict[str, Any]] = []
+
+        async def application(*_: object) -> None:
+            passed.append(path)
+
+        async def send(message: dict[str, Any]) -> None:
+            answered.append(message)
+
+        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+        layers = functools.reduce(lambda inner, one: one(inner), self.middleware, application)
+        asyncio.run(layers({"type": "http", "path": path, "headers": headers}, None, send))
+        if not passed:
+            self._send(answered[0]["status"], json.loads(answered[1]["body"]))
+        return bool(passed)
 
     def _turn(self, path: str) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
@@ -153,6 +181,8 @@ def main(arguments: list[str]) -> int:
     Handler.model = options.served_model_name[0] if options.served_model_name else options.model
     Handler.dev_mode = os.environ.get("VLLM_SERVER_DEV_MODE") == "1" and options.enable_sleep_mode
     Handler.words = words
+    places = [name.rsplit(".", 1) for name in options.middleware]
+    Handler.middleware = [getattr(importlib.import_module(module), name) for module, name in places]
     server = fake_engine.Server((options.host, options.port), Handler)
     say("(APIServer pid=1) INFO:     Application startup complete.")
     try:

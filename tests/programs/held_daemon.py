@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.isolation.conftest import build_device
-from tests.native.conftest import DriverState
 from tests.programs import daemon
 
 from aimgpu import wiring
@@ -20,6 +19,7 @@ from aimgpu.daemon.assembly import main
 from aimgpu.domain import Device, DeviceUsage, ForeignProcess, Partition
 from aimgpu.errors import UnknownLayout
 from aimgpu.hardware.protocols import Finding, Hardware, Identity
+from aimgpu.hardware.software.state import DriverState
 from aimgpu.home import Home
 
 
@@ -50,7 +50,7 @@ class StandInGpu:
 
     def identify(self, device: Device, partition: Partition) -> Identity:
         del device, partition
-        return Identity(environment={"STANDIN_STATE": str(self._state), "LD_LIBRARY_PATH": str(self._libraries)})
+        return Identity(environment={"AIMGPU_SOFTWARE_GPU": str(self._state), "LD_LIBRARY_PATH": str(self._libraries)})
 
     def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
         raise UnknownLayout(f"{device_id} has no layout {layout_name} (reload {reload_driver})")

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from aimgpu.kubernetes.api_client import Client, Resource
+from aimgpu.kubernetes.api.client import Client, Resource
 
 ANNOTATION = "run.ai/reserve_for_gpu_index"
 PODS = Resource(version="v1", plural="pods", namespaced=True)

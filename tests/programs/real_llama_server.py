@@ -19,7 +19,7 @@ def why_not() -> str | None:
 
 
 def write_program(folder: Path) -> Path:
-    """A script that runs it with its own C library. Raises CalledProcessError where the archive cannot be had."""
+    """A script that runs it with its own C library. Raises DownloadFailed where the archive cannot be had."""
     libraries = unpack(_PACKAGES) / _LIBRARIES
     backend = libraries / "ggml" / "backends0" / "libggml-cpu-haswell.so"
     script = folder / "llama-server"

@@ -107,7 +107,7 @@ def _fill(registry: Registry) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         folder = tarfile.TarInfo("tmp")
-        folder.type = tarfile.DIRTYPE
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o1777
         archive.addfile(folder)
         file = tarfile.TarInfo("filling")
         file.size = _FILLING_BYTES

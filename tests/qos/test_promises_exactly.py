@@ -58,7 +58,7 @@ def test_attainment_and_burn_are_exact_while_nothing_is_old(history: list[tuple[
     for target, found in zip(targets_of(OBJECTIVE), report.targets, strict=True):
         met, judged = attained(target, [sample for _, sample in moments])
         assert found.name == target.name
-        assert found.attainment == (met / judged if judged else None)
+        assert (found.judged, found.attainment) == (judged, met / judged if judged >= 10 else None)
         burn = (1 - met / judged) / (1 - target.part) if judged >= 10 else None
         for shown in (found.fast_burn, found.slow_burn):
             assert shown == (None if burn is None else pytest.approx(burn))
@@ -147,10 +147,10 @@ def test_classes_that_share_a_promise_are_judged_together_and_others_apart(
     [apart] = targets_of(own)
     met, judged = attained(shared, [sample for priority, _, sample in history if priority is not Priority.LOW])
     [found] = scores.report(now).targets
-    assert found.attainment == (met / judged if judged else None)
+    assert (found.judged, found.attainment) == (judged, met / judged if judged >= 10 else None)
     met, judged = attained(apart, [sample for priority, _, sample in history if priority is Priority.LOW])
     [found] = scores.report_class(Priority.LOW, now).targets
-    assert found.attainment == (met / judged if judged else None)
+    assert (found.judged, found.attainment) == (judged, met / judged if judged >= 10 else None)
     assert scores.report(now).windows[0].requests == len(history)
 
 

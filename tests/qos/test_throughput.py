@@ -164,13 +164,14 @@ def test_a_rate_that_classes_share_is_counted_together_and_one_of_its_own_apart(
     assert high is not None
     assert high is medium is not low
     assert low is not None
-    flows = [(one.begin(0.0), tokens) for one, tokens in ((high, 600), (high, 600), (low, 150))]
-    for flow, tokens in flows:
-        flow.meter.count(flow, tokens, 0.0, 10.0)
-        flow.meter.end(flow, 10.0)
-    assert [target.attainment for target in scores.report(10.0).targets] == [1.0]
-    assert [target.attainment for target in scores.report_class(Priority.LOW, 10.0).targets] == [1.0]
-    assert scores.report_class(Priority.HIGH, 10.0).targets == ()
+    for began in (ten * 10.0 for ten in range(20)):
+        flows = [(one.begin(began), tokens) for one, tokens in ((high, 600), (high, 600), (low, 150))]
+        for flow, tokens in flows:
+            flow.meter.count(flow, tokens, began, began + 10.0)
+            flow.meter.end(flow, began + 10.0)
+    assert [target.attainment for target in scores.report(200.0).targets] == [1.0]
+    assert [target.attainment for target in scores.report_class(Priority.LOW, 200.0).targets] == [1.0]
+    assert scores.report_class(Priority.HIGH, 200.0).targets == ()
 
 
 def test_who_promised_that_nothing_fails_has_a_burn_to_read() -> None:

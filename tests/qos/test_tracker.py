@@ -64,12 +64,11 @@ def test_what_is_old_is_forgotten_and_the_fast_window_first() -> None:
     assert later.attainment is None
 
 
-def test_too_few_requests_say_nothing_about_burning() -> None:
+def test_too_few_requests_say_nothing_about_keeping_or_burning() -> None:
     tracker = ObjectiveTracker.for_objective(OBJECTIVE)
     tracker.record(Sample(failed=True), 0.0)
     target = tracker.report(1.0).targets[0]
-    assert (target.fast_burn, target.budget_left) == (None, None)
-    assert target.attainment == 0.0
+    assert (target.judged, target.attainment, target.fast_burn, target.budget_left) == (1, None, None, None)
     assert tracker.burning(1.0) == 0.0
 
 

@@ -52,7 +52,7 @@ def test_a_process_is_started_with_its_partition_and_its_mask(tmp_path: Path) ->
     assert first["AIM_PARTITION_STABLE_ID"].endswith("/cpx-3")
     assert (first["HSA_CU_MASK"], second["HSA_CU_MASK"]) == ("0:0-14", "0:15-29")
     assert "HSA_CU_MASK" not in isolator.environment(2)
-    with pytest.raises(InvalidLayout, match=r"60% of the GPU is more than partition 3 has \(12.5%\)"):
+    with pytest.raises(InvalidLayout, match=r"60% of the GPU \(182 compute units\) is more than partition 3 has \(12.5%, 38"):
         isolator.set_model_limit(3, "c", ComputeLimits.percent(60))
     with pytest.raises(UnknownPartition, match="no partition 9"):
         isolator.environment(9)
@@ -101,7 +101,7 @@ def test_limits_outlive_a_change_of_the_layout_or_are_refused_in_words(tmp_path:
     isolator.set_model_limit(0, "large", ComputeLimits.percent(60))
     isolator.set_model_limit(0, "small", ComputeLimits.percent(10))
     partitioner.initialize("CPX")
-    with pytest.raises(InvalidLayout, match=r"60% of the GPU is more than partition 0 has \(12.5%\)"):
+    with pytest.raises(InvalidLayout, match=r"60% of the GPU \(182 compute units\) is more than partition 0 has \(12.5%, 38"):
         isolator.environment(0, "large")
     assert units_of(isolator.environment(0, "small")) == set(range(30))
     isolator.set_model_limit(0, "large", ComputeLimits.percent(2))
@@ -124,3 +124,33 @@ def test_a_running_process_gets_a_new_limit_where_the_gate_holds_it(whole: ROCmP
     isolator.set_model_limit(0, "a", None)
     isolator.apply(0, "a")
     assert [use.compute_ppm for use in region.read_use()] == [PPM]
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_any_number_of_partitions_is_divided_equally(count: int) -> None:
+    """304 compute units are no multiple of 3, 5, 6 or 7."""
+    partitioner = ROCmPartitioner()
+    partitioner.initialize("MI300X", [24.0] * count)
+    isolator = ResourceIsolator(partitioner)
+    limits = isolator.divide_equally()
+    assert list(limits) == list(range(count))
+    assert len(set(limits.values())) == 1
+    assert PPM * 0.98 <= sum(limit.floor_ppm for limit in limits.values()) <= PPM
+    units = 304 // count
+    for index in limits:
+        mask = isolator.environment(index).get("HSA_CU_MASK")
+        assert mask in {None, f"0:0-{units - 1}"}
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_all_units_of_a_partition_can_be_asked_and_one_more_is_refused_in_units(count: int) -> None:
+    partitioner = ROCmPartitioner()
+    partitioner.initialize("MI300X", [24.0] * count)
+    isolator, units = ResourceIsolator(partitioner), 304 // count
+    device = partitioner.device()
+    assert isolator.set_model_limit(0, "a", ComputeLimits.units(units, device)) == set(range(units))
+    if count > 1:
+        with pytest.raises(
+            InvalidLayout, match=rf"\({units + 1} compute units\) is more than partition 1 has .*, {units} compute units"
+        ):
+            isolator.set_model_limit(1, "a", ComputeLimits.units(units + 1, device))

@@ -8,6 +8,7 @@ import pytest
 from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
 from tests.runtime.measured import MeasuredHardware
 
+from aimgpu import runtime
 from aimgpu.domain import DeviceUsage, ForeignProcess, Priority
 from aimgpu.errors import (
     AimGpuError,
@@ -222,7 +223,7 @@ def test_a_layout_that_someone_else_changed_is_named(tmp_path: Path) -> None:
 def test_priorities_are_names_or_numbers(simulated: ROCmPartitioner, given: int | str, meant: str) -> None:
     scheduler = ModelScheduler(simulated)
     assert scheduler.schedule_model(LLAMA, priority=given)[0]
-    assert scheduler.list_models()[0].priority is Priority(meant)
+    assert scheduler.list_models()[0].grant.priority is Priority(meant)
 
 
 @pytest.mark.parametrize("given", [0, 11, "urgent", 2.5, True])
@@ -351,3 +352,63 @@ def test_a_refusal_never_quotes_as_much_as_is_needed() -> None:
     success, _, error = ModelScheduler(partitioner, config).schedule_model("acme/x")
     assert not success
     assert error == "acme/x needs 15.5 GB; partition 0 has the most, 15.4 of 15.5 GB available"
+
+
+def test_a_priority_reads_back_as_it_was_given(simulated: ROCmPartitioner) -> None:
+    with ModelScheduler(simulated) as scheduler:
+        assert scheduler.schedule_model(LLAMA, priority=10)[0]
+        assert scheduler.schedule_model(QWEN, priority="High")[0]
+        models = scheduler.list_models()
+    assert [model.priority for model in models] == [10, Priority.HIGH]
+    assert {model.grant.priority for model in models} == {Priority.HIGH}
+
+
+def test_validation_before_there_is_a_layout_is_a_sentence_and_not_an_error(tmp_path: Path) -> None:
+    partitioner = ROCmPartitioner(gpu_id=7)
+    assert partitioner.validate() == ("the GPU is not partitioned yet",)
+    with ModelScheduler(partitioner) as scheduler:
+        assert scheduler.validate() == ("the GPU is not partitioned yet",)
+    assert ROCmPartitionerReal(hardware=MeasuredHardware(), home=Home(tmp_path)).validate() == ("the GPU was not read yet",)
+
+
+def test_a_scheduler_without_a_partitioner_has_a_simulated_gpu() -> None:
+    with ModelScheduler() as scheduler:
+        assert isinstance(scheduler.partitioner, ROCmPartitioner)
+        scheduler.partitioner.initialize("MI300X", [40.0])
+        assert scheduler.schedule_model(LLAMA) == (True, 0, None)
+
+
+def test_a_partition_that_no_layout_has_holds_no_model() -> None:
+    config = ModelSizingConfig()
+    small = config.can_fit("meta-llama/Llama-3.2-1B-Instruct", 7)
+    assert not small
+    assert small.reason == "a partition of 7 GB is smaller than the least of 8 GB"
+    assert config.can_fit("meta-llama/Llama-3.2-1B-Instruct", 7, min_partition_gb=0)
+
+
+def test_what_is_reserved_of_a_partition_is_not_for_the_model() -> None:
+    config = ModelSizingConfig()
+    assert config.can_fit(LLAMA, 21)
+    kept = config.can_fit(LLAMA, 21, reserve_gb=4)
+    assert not kept
+    assert kept.reason.endswith("the partition has 17 of 21 GB, 4 GB are reserved")
+    assert not config.can_fit(LLAMA, 21, reserve_gb=30)
+
+
+def test_a_partition_that_is_the_whole_gpu_names_no_dies(tmp_path: Path) -> None:
+    emulated = AmdHardware(TreeSysfs(EmulatedKernel(["MI300X"])))
+    simulated = SimulatedHardware([("MI300X", 1)])
+    for partitioner in (
+        ROCmPartitionerReal(hardware=emulated, home=Home(tmp_path / "emulated")),
+        ROCmPartitionerReal(hardware=simulated, home=Home(tmp_path / "simulated")),
+    ):
+        partitioner.initialize()
+        assert "AIM_XCD_ID" not in partitioner.environment(0)
+
+
+def test_types_of_arguments_are_importable_from_the_library() -> None:
+    manager = runtime.QoSManager()
+    manager.set_objective("a", runtime.ServiceObjective(ttft_p95_ms=500))
+    manager.submit("a", priority=runtime.Priority.HIGH)
+    manager.set_guarantee("a", "p", 0)
+    assert manager.guarantees() == (runtime.Guarantee(model="a", partition_id="p", guaranteed_ppm=0),)

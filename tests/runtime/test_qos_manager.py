@@ -139,7 +139,7 @@ def test_a_class_has_its_own_promise_and_a_rate_is_judged_while_somebody_asks(cl
     objective = ServiceObjective(tokens_per_second=50, low=ServiceObjective(latency_p99_ms=100_000))
     manager.set_objective("a", objective)
     assert manager.objective("a") == objective
-    for _ in range(4):
+    for _ in range(12):
         manager.submit("a", priority="high")
         manager.submit("a", priority="low")
         for tokens in (300, 5):

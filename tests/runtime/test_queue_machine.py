@@ -95,7 +95,7 @@ class Queue(RuleBasedStateMachine):
     @invariant()
     def objectives_are_judged_once_something_was_seen(self) -> None:
         found = self.manager.compliance("a")
-        if self.finished["a"]:
+        if found.requests >= 10:  # fewer are not judged
             assert found.compliant is not None
         assert self.manager.compliance("b").objective is None
         for times in found.times.values():

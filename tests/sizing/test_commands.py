@@ -36,9 +36,9 @@ def test_size_of_a_grant_says_what_it_serves_and_how_often_it_fits(capsys: pytes
     ("engine", "model", "advice"),
     [
         ("vllm", "Qwen/Qwen2.5-7B-Instruct", None),
-        ("llamacpp", "Qwen/Qwen2.5-7B-Instruct", None),
-        ("ollama", "Qwen/Qwen2.5-7B-Instruct", None),
-        ("llamacpp", "Qwen/Qwen2.5-0.5B-Instruct", "raise context or concurrency, or ask for 2"),
+        ("llamacpp", "Qwen/Qwen2.5-7B-Instruct-GGUF", None),
+        ("ollama", "hf.co/Qwen/Qwen2.5-7B-Instruct-GGUF", None),
+        ("llamacpp", "Qwen/Qwen2.5-0.5B-Instruct-GGUF", "raise context or concurrency, or ask for 2"),
         ("vllm", "BAAI/bge-m3", "vllm has no use for it; ask for 2"),  # an encoder has no KV cache
     ],
 )
@@ -82,7 +82,7 @@ def test_size_and_plan_show_the_slots_and_the_context_that_a_grant_is_good_for(
     assert run_command(["size", model, *options, "--context", "4096", "--concurrency", "2"]) == 0
     assert "context 4096, 2 requests at once\n" in capsys.readouterr().out
     stack = tmp_path / "stack.yaml"
-    entry = {"model": model, "engine": "llamacpp", "precision": "q4_k_m", "gpu": {"memory": "20GiB"}}
+    entry = {"model": f"{model}-GGUF:Q4_K_M", "engine": "llamacpp", "gpu": {"memory": "20GiB"}}
     stack.write_text(json.dumps({"models": {"m": entry}}))
     assert run_command(["plan", "-f", str(stack), "--gpu", "H200-141"]) == 0
     assert f"m-0: {serves}\n" in capsys.readouterr().out

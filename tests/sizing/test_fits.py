@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +55,23 @@ def test_a_model_that_is_larger_than_the_device_says_on_how_many_it_fits(mi300x:
     assert fits.copies_per_device == 0
     assert fits.devices_needed == 4
     assert fits.bytes_per_device <= mi300x.memory_bytes
+
+
+def test_devices_that_hold_it_exactly_hold_it(mi300x: Device) -> None:
+    request = _request("deepseek-ai/DeepSeek-V3")
+    fits = find_fits(request, mi300x)
+    exact = replace(mi300x, memory_bytes=fits.bytes_per_device)
+    assert find_fits(request, exact).devices_needed == fits.devices_needed
+    short = replace(mi300x, memory_bytes=fits.bytes_per_device - 1)
+    assert find_fits(request, short).devices_needed != fits.devices_needed
+
+
+def test_fewer_requests_at_once_are_a_saving(mi300x: Device) -> None:
+    several = _request("Qwen/Qwen2.5-7B-Instruct", concurrency=8)
+    (saving,) = [one for one in find_savings(several, mi300x) if one.change == "concurrency 4 instead of 8"]
+    assert saving.total_bytes == estimate_footprint(replace(several, concurrency=4)).total_bytes
+    alone = find_savings(_request("Qwen/Qwen2.5-7B-Instruct", concurrency=1), mi300x)
+    assert not any(one.change.startswith("concurrency") for one in alone)
 
 
 def test_a_model_that_no_number_of_devices_holds_says_so(mi300x: Device) -> None:

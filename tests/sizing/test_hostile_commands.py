@@ -106,9 +106,12 @@ def test_devices_that_the_engine_would_refuse_are_refused_with_those_it_takes(ca
     assert "one of 1, 2, 4, 8, 16, 32." in text
 
 
-def test_a_name_without_its_organisation_is_asked_about_and_not_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["size", "qwen3-8b"], ["catalogue", "show", "qwen3-8b"]):
-        assert "Did you mean Qwen/Qwen3-8B?" in _refused(capsys, *command)
+def test_a_name_without_its_organisation_is_taken_by_size_which_says_so_and_asked_about_by_the_catalogue(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["size", "qwen3-8b"]) == 0
+    assert "qwen3-8b is taken as Qwen/Qwen3-8B" in capsys.readouterr().out
+    assert "Did you mean Qwen/Qwen3-8B?" in _refused(capsys, "catalogue", "show", "qwen3-8b")
 
 
 def test_a_size_given_for_a_known_model_is_said_to_be_unused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from tests.products import divided_products
 
 from aimgpu.domain import Device, Vendor
 from aimgpu.errors import InvalidInput
-from aimgpu.hardware.simulated import SimulatedHardware, known_products
+from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.sizing import ModelFacts, SizingRequest, built_in
 from aimgpu.sizing.profiles import PRECISIONS, Profile, aim_profile_id, make_profile, to_aim, to_json
 from aimgpu.sizing.weights import weight_bytes
@@ -60,7 +61,7 @@ def test_every_model_of_the_catalogue_has_three_profiles_that_never_lie(mi300x: 
             assert needed * 1e9 >= profile.footprint.total_bytes
 
 
-@pytest.mark.parametrize("part", [part.name for part in known_products()])
+@pytest.mark.parametrize("part", [part.name for part in divided_products()])
 def test_no_profile_of_any_gpu_is_under_the_weights_or_over_the_device(part: str) -> None:
     device = SimulatedHardware([(part, 1)]).read_devices()[0]
     for row in built_in().rows:

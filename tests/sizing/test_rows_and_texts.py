@@ -138,8 +138,8 @@ def test_later_rows_win_under_every_name_and_the_earlier_are_gone() -> None:
     both = combine([first], [second])
     assert [row.facts.parameters for row in both.rows] == [9 * 10**9]
     assert both.find(" a/b ") == both.find("NEW") == second.facts
-    assert both.near("b") == "A/B"
-    assert both.near("absent") is None
+    assert both.near("b") == ("A/B",)
+    assert both.near("absent") == ()
     with pytest.raises(InvalidInput, match="would be under its raw weights"):
         check_against(both, [first])
     check_against(combine([first]), [second])

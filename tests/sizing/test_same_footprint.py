@@ -11,24 +11,25 @@ from tests.sizing.sparse_models import Shape, write_model
 from aimgpu.cli.main import run_command
 from aimgpu.cli.stack_source import read_source
 from aimgpu.control.controller import Controller
-from aimgpu.control.planning.steps import Start
+from aimgpu.control.plan.steps import Start
 from aimgpu.control.sizing_inputs.measurements import MeasurementFile
 from aimgpu.control.sizing_inputs.sizing_basis import SizingBasis, basis_from_json, basis_to_json
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.engines.llamacpp.engine import installed_llamacpp
 from aimgpu.errors import InvalidInput
 from aimgpu.home import find_home
-from aimgpu.sizing import read_rows
+from aimgpu.sizing import SizingRequest, built_in, estimate_need, read_rows
 from aimgpu.sizing.correction import Measurement
+from aimgpu.sizing.surplus import describe_service
 from aimgpu.units import GIB
 from aimgpu.wiring import choose_hardware, make_dependencies
 
-STACK = "models: {chat: {model: Qwen/Qwen3-8B, engine: llamacpp, context: 4096, concurrency: 2}}\n"
+STACK = "models: {chat: {model: Qwen/Qwen3-8B-GGUF, engine: llamacpp, context: 4096, concurrency: 2}}\n"
 
 
 def _measured(version: str | None) -> Measurement:
     return Measurement(
-        model="Qwen/Qwen3-8B",
+        model="Qwen/Qwen3-8B-GGUF",
         engine="llamacpp",
         engine_version=version,
         family="qwen3",
@@ -62,7 +63,7 @@ def _every_total(capsys: pytest.CaptureFixture[str]) -> set[int]:
     wish = ("--engine", "llamacpp", "--context", "4096", "--concurrency", "2", "--gpu", "MI300X")
     (explained,) = _read(capsys, "explain", "chat", "--gpu", "MI300X")
     counted = [
-        _read(capsys, "size", "Qwen/Qwen3-8B", *wish)["total_bytes"],
+        _read(capsys, "size", "Qwen/Qwen3-8B-GGUF", *wish)["total_bytes"],
         _read(capsys, "plan", "--gpu", "MI300X")["placements"][0]["slots"][0]["memory_bytes"],
         explained["ask"]["footprint_bytes"],
         _read(capsys, "capacity", "--gpu", "MI300X")["placements"][0]["slots"][0]["memory_bytes"],
@@ -80,6 +81,29 @@ def _total_of_up() -> int:
         controller.close()
     (step,) = [step for step in plan.steps if isinstance(step, Start)]
     return step.slots[0].memory_bytes
+
+
+def test_a_plan_promises_what_the_smallest_of_its_parts_can_serve() -> None:
+    home = find_home()
+    home.create()
+    controller = Controller(make_dependencies(home, choose_hardware(GpuChoice(simulated="MI300X"), home), lambda _: 0))
+    try:
+        plan = controller.apply(read_source(Path("stack.yaml")).stack.deployments, dry_run=True).plan
+    finally:
+        controller.close()
+    (step,) = [step for step in plan.steps if isinstance(step, Start)]
+    slot = replace(step.slots[0], memory_bytes=40 * GIB)
+    larger = replace(slot, memory_bytes=slot.memory_bytes + 40 * GIB)
+    facts = built_in().find("Qwen/Qwen3-8B")
+    assert facts is not None
+    footprint = estimate_need(SizingRequest(model=facts, engine="vllm"))
+    step = replace(step, prepared=replace(step.prepared, footprint=footprint))
+    least, most = (str(describe_service(footprint, one.memory_bytes).text) for one in (slot, larger))
+    assert least != most
+    for slots in ((slot, larger), (larger, slot)):
+        text = replace(step, placement=replace(step.placement, slots=slots)).text
+        assert f" for {least}" in text
+        assert most not in text
 
 
 def test_every_command_charges_what_was_learned(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +131,7 @@ def test_a_damaged_file_of_measurements_is_told_and_stops_no_plan(capsys: pytest
     find_home().create()
     find_home().measurements_file.write_text("no json")
     assert "could not be read" in " ".join(_read(capsys, "plan", "--gpu", "MI300X")["notes"])
-    assert "could not be read" in " ".join(_read(capsys, "size", "Qwen/Qwen3-8B")["notes"])
+    assert "could not be read" in " ".join(_read(capsys, "size", "Qwen/Qwen3-8B-GGUF")["notes"])
 
 
 def test_a_gguf_file_is_sized_for_the_engine_that_serves_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,12 +49,17 @@ class Watched:
         route.continue_()
 
 
-def open_page(browser: Browser, url: str, path: str = "/", *, width: int = 1280, height: int = 900) -> Watched:
+def open_page(browser: Browser, link: str, path: str = "/", *, width: int = 1280, height: int = 900) -> Watched:
+    """`link`: the one-time link that lets this browser change things, or the plain address of the page."""
+    url = "/".join(link.split("/")[:3])
     context = browser.new_context(
         viewport={"width": width, "height": height}, permissions=["clipboard-read", "clipboard-write"]
     )
     context.set_default_timeout(PATIENCE_MILLISECONDS)
     watched = Watched(context.new_page(), url)
-    watched.page.goto(url + path)
+    watched.page.goto(link)
+    if path != "/":
+        watched.page.goto("about:blank")  # else the page would not be loaded again, and only its view would change
+        watched.page.goto(url + path)
     watched.page.wait_for_selector(".connection.live")
     return watched

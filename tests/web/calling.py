@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -35,6 +36,13 @@ class Browser:
 
     def with_token(self, token: str) -> "Browser":
         return Browser(self.application, (*self.headers, (b"authorization", f"Bearer {token}".encode())), self.address)
+
+    def with_link(self, path: str) -> "Browser":
+        """With the cookie that the link sets."""
+        with ThreadPoolExecutor(1) as thread:  # beside a test's browser, whose loop runs in this one
+            opened = thread.submit(asyncio.run, self.get(path)).result()
+        cookie = opened.headers["set-cookie"].partition(";")[0]
+        return Browser(self.application, (*self.headers, (b"cookie", cookie.encode())), self.address)
 
     async def get(self, path: str) -> Answer:
         return await self.send("GET", path)

@@ -12,22 +12,26 @@ from tests.web.calling import Browser
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.observation import MachineObserver, ObservedLedger
-from aimgpu.control.planning.prepared import Prepared
+from aimgpu.control.plan.prepared import Prepared
+from aimgpu.control.sizing_inputs.model_names import list_candidates
 from aimgpu.domain import Deployment
+from aimgpu.gateway.auth import KeyTable
 from aimgpu.qos.slo.activity import ActivityLog
+from aimgpu.sizing import built_in
 from aimgpu.web.authority import Authority
 from aimgpu.web.live import Broadcaster, PageState
 from aimgpu.web.routes import PageApplication
-from aimgpu.web.sources import Actions, Change, Sources
+from aimgpu.web.sources import Actions, Change, FoundModel, Sources
 
 TOKEN = "the-daemons-token"
-OWNER, STRANGER = 0, 54321
+OWNER, STRANGER = 1000, 54321  # users
+READERS = {"llamacpp": frozenset({"gguf"})}
 
 
 class LocalPage:
-    """`owner`: whose the browser's connection is. What the page does is noted in `done`."""
+    """`browser` opened a link. `owner`: whose a connection is. What the page does is noted in `done`."""
 
-    def __init__(self, controller: Controller, *, owner: int = OWNER, prompts: int = 0) -> None:
+    def __init__(self, controller: Controller, *, prompts: int = 0) -> None:
         made = controller._dependencies
         self.controller = controller
         self.observer = MachineObserver(
@@ -45,10 +49,12 @@ class LocalPage:
         self.passed_on: list[dict[str, Any]] = []
         self.state = PageState(self._sources(), self.activity)
         self.live = Broadcaster(self.state)
-        authority = Authority(TOKEN, lambda: False, lambda _client, _server: owner)
+        self.owner = OWNER
+        self.keys = KeyTable(required=False)
+        authority = Authority(TOKEN, self.keys, lambda _client, _server: self.owner)
         actions = Actions(sleep=self._note("sleep"), wake=self._note("wake"), change=self._change)
         self.application = PageApplication(self.live, actions, authority, self._control_api)
-        self.browser = Browser(self.application)
+        self.browser = Browser(self.application).with_link(authority.make_link())
 
     def _sources(self) -> Sources:
         return Sources(
@@ -63,6 +69,7 @@ class LocalPage:
             take_snapshot=self.controller.snapshot,
             size=_size,
             catalogue=lambda: [{"id": "10gib", "parameters": 5}],
+            search=lambda text: [FoundModel(candidate=one) for one in list_candidates(built_in(), text, READERS, 5)],
             engines=lambda: [{"name": "llamacpp", "available": True, "reason": None}],
         )
 
@@ -86,7 +93,8 @@ class LocalPage:
 
 
 def _size(wanted: Deployment) -> Prepared:
-    return Prepared(deployment=wanted, engine="llamacpp", footprint=size_by_name(wanted, "llamacpp", None, "amd"))
+    sized = wanted if wanted.model.endswith("gib") else replace(wanted, model="10gib")
+    return Prepared(deployment=wanted, engine="llamacpp", footprint=size_by_name(sized, "llamacpp", None, "amd"))
 
 
 @contextmanager

@@ -33,6 +33,10 @@ class PageDaemon(TestDaemon):
         assert record is not None
         return record.url
 
+    def link(self) -> str:
+        """Opens the page for changes, in one browser."""
+        return DaemonClient(self.url, self.home.read_token()).make_link()
+
 
 def show(client: DaemonClient, models: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Deploy, and wait until they are up."""

@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -57,7 +59,7 @@ def own(tmp_path: Path) -> Iterator[PageDaemon]:
 
 @pytest.fixture
 def watched(browser: Browser, daemon: PageDaemon) -> Iterator[Watched]:
-    found = open_page(browser, daemon.url)
+    found = open_page(browser, daemon.link())
     yield found
     found.page.context.close()
     assert found.foreign == [], "a request left the page's origin"
@@ -73,11 +75,12 @@ def row(page: Page, name: str) -> str:
     return f"table.models tr:has(button.name:text-is('{name}'))"
 
 
-def test_a_model_is_sized_deployed_chatted_with_and_unloaded(page: Page, client: DaemonClient) -> None:
+def test_a_model_is_sized_deployed_chatted_with_and_stopped(page: Page, client: DaemonClient) -> None:
     expect(page.get_by_text("No model is deployed yet")).to_be_visible()
     page.get_by_role("button", name="Deploy a model").click()
     page.get_by_label("Model", exact=True).fill("HuggingFaceTB/SmolLM2-135M-Instruct")
     page.get_by_label("Name that callers use").fill("chat")
+    page.get_by_role("button", name="Options").click()
     page.get_by_label("Context, tokens").fill("2048")
     expect(page.locator(".verdict .notice.ok")).to_contain_text("Fits: needs")
     expect(page.locator(".verdict .waterfall .step.weights em")).to_contain_text("MiB")
@@ -93,25 +96,57 @@ def test_a_model_is_sized_deployed_chatted_with_and_unloaded(page: Page, client:
 
     page.get_by_role("link", name="Models", exact=True).click()
     page.get_by_role("button", name="More actions for chat").click()
-    page.get_by_role("menuitem", name="Unload", exact=True).click()
-    page.locator("dialog").get_by_role("button", name="Unload").click()
+    page.get_by_role("menuitem", name="Stop", exact=True).click()
+    page.locator("dialog").get_by_role("button", name="Stop").click()
     expect(page.get_by_text("No model is deployed yet")).to_be_visible()
     wait_for(lambda: client.read_status()["instances"], lambda found: found == [], "nothing runs")
 
 
-def test_what_does_not_fit_is_refused_with_a_reason_for_every_gpu(page: Page, client: DaemonClient) -> None:
+def test_what_the_page_offers_to_copy_answers_when_it_is_pasted(page: Page, client: DaemonClient, daemon: PageDaemon) -> None:
+    show(client, {"chat": SMALL})
+    copied = {}
+    for name in ("Copy URL", "Copy for curl", "Copy for Python", "Copy for Open WebUI", "Copy for Claude Code"):
+        page.get_by_role("button", name=name).click()
+        expect(page.locator(".toasts p").last).to_contain_text("Copied")
+        copied[name] = page.evaluate("navigator.clipboard.readText()")
+    assert copied["Copy URL"] == f"{daemon.url}/v1"
+    assert f"OPENAI_API_BASE_URL={daemon.url}/v1 " in copied["Copy for Open WebUI"]
+    assert f"ANTHROPIC_BASE_URL={daemon.url} " in copied["Copy for Claude Code"]
+    assert "ANTHROPIC_MODEL=chat " in copied["Copy for Claude Code"]
+    pasted = ["bash", "-c", copied["Copy for curl"]], [sys.executable, "-c", copied["Copy for Python"]]
+    for command in pasted:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert "one two three" in done.stdout, done.stderr
+
+
+def test_number_keys_switch_views_one_after_the_other_and_a_slash_writes(page: Page, client: DaemonClient) -> None:
+    show(client, {"chat": SMALL})
+    for key, view in (("2", "chat"), ("3", "activity"), ("4", "promises"), ("2", "chat"), ("5", "what-if"), ("1", "models")):
+        page.keyboard.press(key)
+        page.wait_for_selector(f"main.view-{view}")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Message")).to_be_focused()
+    page.keyboard.press("3")
+    expect(page.get_by_label("Message")).to_have_value("3")
+
+
+def test_what_does_not_fit_is_refused_with_a_reason_for_every_gpu_and_the_form_stays(page: Page, client: DaemonClient) -> None:
     page.keyboard.press("d")
     page.get_by_label("Model", exact=True).fill("meta-llama/Llama-3.1-405B-Instruct")
     expect(page.locator(".verdict .notice.bad")).to_be_visible()
     expect(page.locator(".verdict .devices li.cannot")).to_have_count(2)
     page.locator("dialog").get_by_role("button", name="Deploy", exact=True).click()
-    expect(page.locator("dialog .notice.bad")).to_contain_text("sim-mi300x-0")
+    expect(page.locator("dialog .notice.bad")).to_contain_text("gpu0: ")
+    expect(page.get_by_label("Model", exact=True)).to_have_value("meta-llama/Llama-3.1-405B-Instruct")
+    expect(page.locator("dialog").get_by_role("button", name="Deploy", exact=True)).to_be_enabled()
+    expect(page.locator(".toasts")).to_have_count(0)
     assert client.read_status()["instances"] == []
 
 
 def test_a_wrong_form_is_answered_in_words_before_it_can_be_sent(page: Page) -> None:
     page.get_by_role("button", name="Deploy a model").click()
     page.get_by_label("Model", exact=True).fill("HuggingFaceTB/SmolLM2-135M-Instruct")
+    page.get_by_role("button", name="Options").click()
     page.get_by_label("Keep loaded").fill("for ever")
     expect(page.locator(".verdict .notice.bad")).to_contain_text("for ever")
     expect(page.locator("dialog").get_by_role("button", name="Deploy", exact=True)).to_be_disabled()
@@ -132,7 +167,7 @@ def test_a_name_is_checked_as_it_is_sent_and_one_in_use_is_pointed_out(page: Pag
 
 def test_the_longest_name_does_not_widen_a_narrow_page(browser: Browser, client: DaemonClient, daemon: PageDaemon) -> None:
     show(client, {"x" * 63: SMALL})
-    page = open_page(browser, daemon.url, width=390, height=844).page
+    page = open_page(browser, daemon.link(), width=390, height=844).page
     expect(page.locator(row(page, "x" * 63))).to_contain_text("ready")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     page.context.close()
@@ -174,13 +209,13 @@ def test_a_model_is_put_to_sleep_woken_pinned_and_given_another_priority(page: P
     act("Priority high")
     expect(page.locator(row(page, "chat"))).to_contain_text("high priority")
     act("Pin")
-    expect(page.locator(row(page, "chat"))).not_to_contain_text("unloads")
+    expect(page.locator(row(page, "chat"))).not_to_contain_text("sleeps")
     assert client.read_status()["instances"][0]["id"] == before, "nothing was restarted"
     act("Unpin")
-    expect(page.locator(row(page, "chat"))).to_contain_text("unloads")
+    expect(page.locator(row(page, "chat"))).to_contain_text("sleeps")
     act("Sleep")
     expect(page.locator(row(page, "chat"))).to_contain_text("asleep")
-    act("Load")
+    act("Wake")
     expect(page.locator(row(page, "chat"))).to_contain_text("ready")
 
 
@@ -205,11 +240,14 @@ def test_editing_changes_what_was_edited_and_keeps_the_rest(page: Page, client: 
     expect(dialog.locator(".verdict .notice.ok")).to_be_visible()
     dialog.get_by_role("button", name="Apply").click()
     expect(dialog).to_have_count(0)
-    page.get_by_role("button", name="stack.yaml").click()
+    page.get_by_role("button", name="Export stack").click()
     written = yaml.safe_load(page.locator("dialog pre").inner_text())["models"]["chat"]
     assert written["concurrency"] == 3
     assert (written["slo"], written["place"]) == (slo, {"spread": True})
-    assert written["env"] == {"OMP_NUM_THREADS": "1"}
+    assert written["env"] == {"OMP_NUM_THREADS": "***"}, "a value is shown to nobody"
+    again = list(client.apply(yaml.safe_dump({"models": {"chat": written}}), "/", dry_run=True))
+    plan = next(event for event in again if event["event"] == "plan")
+    assert plan["unchanged"] == ["chat"], "what is masked is kept"
 
 
 def test_the_drawer_shows_sizing_placement_history_and_the_log(page: Page, client: DaemonClient) -> None:
@@ -233,16 +271,16 @@ def test_a_layout_is_previewed_and_changed(page: Page, client: DaemonClient) -> 
     show(client, {"chat": {"model": "Qwen/Qwen2.5-32B-Instruct", "engine": "vllm", "context": 2048}})
     (gpu,) = {one["device"] for one in client.read_status()["instances"]}
     index = gpu.rpartition("-")[2]
-    page.get_by_role("button", name=f"Change the layout of GPU {index}").click()
+    page.get_by_role("button", name=f"Change the layout of gpu{index}").click()
     page.locator("button.layout", has_text="CPX/NPS1").click()
     expect(page.locator(".preview .notice")).to_contain_text("1 running copy stops")
     page.locator("dialog").get_by_role("button", name="Cancel").click()
     other = "1" if index == "0" else "0"
-    page.get_by_role("button", name=f"Change the layout of GPU {other}").click()
+    page.get_by_role("button", name=f"Change the layout of gpu{other}").click()
     page.locator("button.layout", has_text="CPX/NPS1").click()
     expect(page.locator(".preview .notice")).to_contain_text("Nothing that runs is disturbed")
     page.get_by_role("button", name="Change layout").click()
-    expect(page.locator(".gpu", has_text=f"GPU {other}")).to_contain_text("8 partitions")
+    expect(page.locator(".gpu", has_text=f"gpu{other}")).to_contain_text("8 partitions")
     list(client.partition(gpu.replace(f"-{index}", f"-{other}"), "SPX/NPS1", reload_driver=False))
 
 
@@ -254,7 +292,7 @@ def test_what_if_shows_before_and_after_and_changes_nothing(page: Page, client: 
     page.get_by_role("button", name="Add").click()
     expect(page.get_by_text("It fits.", exact=True)).to_be_visible()
     page.locator(".checks input").check()
-    expect(page.locator(".steps")).to_contain_text("unload chat")
+    expect(page.locator(".steps")).to_contain_text("stop chat")
     expect(page.locator(".gpu.pair .share.fresh")).to_have_count(1)
     assert client.read_snapshot()["nodes"][0]["devices"] == before["nodes"][0]["devices"]
 
@@ -270,7 +308,7 @@ def test_a_stream_is_stopped_and_two_models_answer_side_by_side(page: Page, clie
     page.get_by_role("button", name="Send").click()
     expect(page.locator(".pane").nth(1).locator(".message.assistant small")).to_contain_text("tokens/s")
     expect(page.locator(".pane").nth(0).locator(".message.assistant")).to_contain_text("one two")
-    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Stop", exact=True).click()
     expect(page.locator(".pane").nth(0).locator(".message.assistant small")).to_contain_text("stopped")
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
@@ -278,7 +316,7 @@ def test_a_stream_is_stopped_and_two_models_answer_side_by_side(page: Page, clie
 def test_the_stack_button_writes_a_file_that_can_be_applied(page: Page, client: DaemonClient) -> None:
     show(client, {"chat": {**SMALL, "keep": "20m", "slo": {"ttft_p95": "2s"}}})
     expect(page.locator(row(page, "chat"))).to_contain_text("ready")
-    page.get_by_role("button", name="stack.yaml").click()
+    page.get_by_role("button", name="Export stack").click()
     text = page.locator("dialog pre").inner_text()
     events = list(client.apply(text, "/", dry_run=True))
     plan = next(event for event in events if event["event"] == "plan")
@@ -288,7 +326,7 @@ def test_the_stack_button_writes_a_file_that_can_be_applied(page: Page, client: 
 def test_a_dead_daemon_is_shown_and_its_return_is_noticed(browser: Browser, own: PageDaemon) -> None:
     show(DaemonClient(own.url, own.home.read_token()), {"chat": SMALL})
     port = own.url.rpartition(":")[2]
-    page = open_page(browser, own.url).page
+    page = open_page(browser, own.link()).page
     expect(page.locator(row(page, "chat"))).to_contain_text("ready")
     own.kill()
     expect(page.get_by_role("alert")).to_contain_text("The daemon does not answer.")
@@ -315,16 +353,14 @@ def read_session(url: str) -> dict[str, Any]:
         return found
 
 
-def test_with_keys_the_page_may_look_and_needs_the_token_to_change(browser: Browser, own: PageDaemon) -> None:
+def test_with_keys_the_page_shows_nothing_before_the_link_or_the_token(browser: Browser, own: PageDaemon) -> None:
     show(DaemonClient(own.url, own.home.read_token()), {"chat": SMALL})
     KeyStore(own.home.keys_file).add("someone")
     wait_for(lambda: read_session(own.url), lambda session: session["keys_required"], "the daemon reads the key file")
-    page = open_page(browser, own.url).page
-    page.get_by_role("button", name="More actions for chat").click()
-    expect(page.get_by_role("menuitem", name="Unload", exact=True)).to_be_disabled()
-    page.keyboard.press("Escape")
-    page.get_by_role("button", name="More", exact=True).click()
-    page.get_by_role("menuitem", name="Keys").click()
+    page = browser.new_context().new_page()
+    page.goto(own.url)
+    expect(page.get_by_text("This daemon asks for its token")).to_be_visible()
+    page.get_by_role("button", name="Enter the token").click()
     page.get_by_label("Daemon's token", exact=True).fill("schlüssel")
     page.get_by_role("button", name="Use", exact=True).click()
     expect(page.locator("dialog .notice.warn")).to_contain_text("ASCII only")
@@ -336,8 +372,8 @@ def test_with_keys_the_page_may_look_and_needs_the_token_to_change(browser: Brow
     page.get_by_label("Daemon's token", exact=True).fill(own.home.read_token() or "")
     page.get_by_role("button", name="Use", exact=True).click()
     page.get_by_role("button", name="More actions for chat").click()
-    page.get_by_role("menuitem", name="Unload", exact=True).click()
-    page.locator("dialog").get_by_role("button", name="Unload").click()
+    page.get_by_role("menuitem", name="Stop", exact=True).click()
+    page.locator("dialog").get_by_role("button", name="Stop").click()
     expect(page.get_by_text("No model is deployed yet")).to_be_visible()
     page.context.close()
 
@@ -361,7 +397,7 @@ def test_prompts_that_are_kept_are_few_and_the_page_shows_that_they_are(browser:
         show(client, {"chat": SMALL})
         assert ask(daemon.url, "chat", prompt="what is kept?") == 200
         assert ask(daemon.url, "chat", prompt="only the last") == 200
-        page = open_page(browser, daemon.url, "/#/activity").page
+        page = open_page(browser, daemon.link(), "/#/activity").page
         expect(page.locator(".notice.warn")).to_contain_text("Prompts are kept")
         page.get_by_role("button", name="Path of request 2").click()
         expect(page.locator("dialog pre.prompt")).to_have_text("only the last")
@@ -394,7 +430,7 @@ def test_another_site_cannot_make_the_browser_change_anything(
 @pytest.mark.parametrize("path", ["/", "/#/chat", "/#/activity", "/#/promises", "/#/what-if"])
 def test_nothing_overflows_a_narrow_screen(browser: Browser, daemon: PageDaemon, client: DaemonClient, path: str) -> None:
     show(client, {"chat": {**SMALL, "slo": {"ttft_p95": "2s"}}, "a-rather-long-name-for-a-model": SMALL})
-    watched = open_page(browser, daemon.url, path, width=390, height=844)
+    watched = open_page(browser, daemon.link(), path, width=390, height=844)
     page = watched.page
     page.wait_for_selector(f"main.view-{path.rpartition('/')[2] or 'models'}")
     if path == "/":

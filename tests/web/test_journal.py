@@ -74,8 +74,8 @@ READY, LOADING = InstanceState.READY, InstanceState.LOADING
             seen(instance(InstanceState.SLEEPING, grant(GIB))),
             "asleep; 2GiB given back",
         ),
-        (seen(instance(READY, grant(GIB))), seen(), "unloaded; 1GiB given back"),
-        (seen(instance(InstanceState.QUEUED)), seen(), "unloaded"),
+        (seen(instance(READY, grant(GIB))), seen(), "stopped; 1GiB given back"),
+        (seen(instance(InstanceState.QUEUED)), seen(), "stopped"),
         (
             seen(instance(READY, grant(GIB))),
             seen(instance(READY, grant(GIB, Level.ADVISORY, "flag"))),

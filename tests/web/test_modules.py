@@ -26,6 +26,73 @@ def call(page: Page, module: str, body: str, given: Any = None) -> Any:
     return page.evaluate(f"(given) => {{ {text}; {body} }}", given)
 
 
+MARKDOWN = """
+const outline = (node) => typeof node !== "object" ? String(node) : node.tag === "a"
+  ? `<a ${node.props.href}>${node.children.map(outline).join("")}</a>`
+  : node.tag === "div" && node.props.class === "codeTop" ? `[${node.children[0].children.join("")}]`
+  : `<${node.tag}>${node.children.map(outline).join("")}</${node.tag}>`;
+return markdown(given).map(outline).join("");
+"""
+
+
+def read_markdown(page: Page, text: str) -> str:
+    joined = (FOLDER / "dom.js").read_text(encoding="utf-8") + (FOLDER / "markdown.js").read_text(encoding="utf-8")
+    script = joined.replace('import { h } from "./dom.js";', "").replace("export ", "")
+    found = page.evaluate(f"(given) => {{ {script}; {MARKDOWN} }}", text)
+    assert isinstance(found, str)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("one\n\ntwo", "<p>one</p><p>two</p>"),
+        ("## A *b*\ntext", "<p>A <em>b</em></p><p>text</p>"),
+        ("**bold** and `a*b` and ~~gone~~", "<p><strong>bold</strong> and <code>a*b</code> and <s>gone</s></p>"),
+        ("- a\n  - b\n- c", "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>"),
+        ("1. a\n\n2. b", "<ol><li>a</li><li>b</li></ol>"),
+        ("```py\nx = *1*\n```\nend", "<div>[py]<pre><code>x = *1*</code></pre></div><p>end</p>"),
+        ("```\nstill streams", "<div>[]<pre><code>still streams</code></pre></div>"),
+        ("> quoted\n> too", "<blockquote><p>quoted\ntoo</p></blockquote>"),
+        ("[a](https://b.example/c)", "<p><a https://b.example/c>a</a></p>"),
+        ("see https://b.example/c.", "<p>see <a https://b.example/c>https://b.example/c</a>.</p>"),
+        ("[a](javascript:alert(1))", "<p>[a](javascript:alert(1))</p>"),
+        ("2 * 3 * 4, snake_case_name, 5 ** 2", "<p>2 * 3 * 4, snake_case_name, 5 ** 2</p>"),
+        ("<img src=x onerror=alert(1)>", "<p><img src=x onerror=alert(1)></p>"),
+    ],
+)
+def test_markdown_is_read_as_elements_and_markup_stays_text(blank: Page, text: str, expected: str) -> None:
+    assert read_markdown(blank, text) == expected
+
+
+def test_a_table_of_markdown_has_its_cells(blank: Page) -> None:
+    found = read_markdown(blank, "| a | b |\n| --- | --- |\n| 1 | **2** |")
+    assert "<span>a</span><span>b</span>" in found
+    assert "<span>1</span><span><strong>2</strong></span>" in found
+
+
+@pytest.mark.parametrize("hostile", ["**a " * 20_000, "> " * 5_000, "[" * 30_000, "`" * 20_001, "- " * 4_000, "*a* " * 20_000])
+def test_an_answer_of_marks_alone_does_not_hold_up_the_page(blank: Page, hostile: str) -> None:
+    blank.set_default_timeout(20_000)
+    assert read_markdown(blank, hostile)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct-GGUF:Q4_K_M", "qwen2.5-7b"),
+        ("google/gemma-3-270m-it", "gemma-3-270m"),
+        ("/models/Mine (1).gguf", "mine--1"),
+        ("...", "model"),
+    ],
+)
+def test_a_model_is_offered_under_a_short_name(blank: Page, model: str, name: str) -> None:
+    text = (FOLDER / "deploy.js").read_text(encoding="utf-8")
+    start = text.index("export function shortName")
+    function = text[start : text.index("\n}\n", start) + 3].replace("export ", "")
+    assert blank.evaluate(f"(given) => {{ {function} return shortName(given); }}", model) == name
+
+
 RANDOM_TREES = """
 let seed = given;
 const random = (below) => { seed = (seed * 1103515245 + 12345) % 2147483648; return seed % below; };
@@ -133,13 +200,11 @@ def test_handlers_and_attributes_that_are_gone_are_gone(blank: Page) -> None:
         ("ago(null)", "never"),
         ("gib(undefined)", UNKNOWN),
         ("gib(12 * 2 ** 30 + 1)", "12"),
-        ("JSON.stringify(gibParts(206061465600, [55298752512]))", '{"parts":[51.6],"rest":140.3,"total":191.9}'),
         ("promiseText('95% ttft <= 500ms')", "First token within 500 ms, for 95 % of requests"),
         ("promiseText('95% throughput >= 20 tok/s')", "Tokens of an answer at least 20 tok/s, for 95 % of requests"),
         ("promiseText('99.5% availability')", "Answered without failure, for 99.5 % of requests"),
         ("promiseText('something else')", "something else"),
         ("sentence('fits there')", "Fits there."),
-        ("JSON.stringify(gibParts(2 ** 30, [2 ** 30 + 1]))", '{"parts":[1.1],"rest":0,"total":1}'),
         ("gib(12 * 2 ** 30 + 1, { up: true })", "12.1"),
         ("shortModel('org/name/last')", "last"),
     ],

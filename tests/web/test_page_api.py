@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.control.world import deployment, resident
 from tests.web.calling import HOST, PAGE, Answer, Browser
-from tests.web.page_in_process import STRANGER, TOKEN, LocalPage, local_page
+from tests.web.page_in_process import TOKEN, LocalPage, local_page
 from tests.web.test_prompts import finished
 
 from aimgpu.domain import Priority
@@ -57,13 +57,13 @@ def test_a_waiting_model_has_its_reason_and_a_resident_the_time_until_it_is_unlo
     with local_page(tmp_path, [deployment("chat", 40, keep_seconds=600)]) as page:
         page.residents = [resident("chat", keep_seconds=600, idle_seconds=100.0)]
         (model,) = get(page, "/api/v1/state").json["models"]
-        assert 495 <= model["unload_at"] - time.time() <= 505
+        assert 495 <= model["sleep_at"] - time.time() <= 505
         page.residents = [resident("chat", keep_seconds=600, idle_seconds=5000.0)]
         (model,) = get(page, "/api/v1/state").json["models"]
-        assert model["unload_at"] - time.time() <= 1, "overdue is now, never a time in the past"
+        assert model["sleep_at"] - time.time() <= 1, "overdue is now, never a time in the past"
         page.residents = [resident("chat", keep_seconds=600, in_flight=2)]
         (model,) = get(page, "/api/v1/state").json["models"]
-        assert model["unload_at"] is None, "a request holds it"
+        assert model["sleep_at"] is None, "a request holds it"
 
 
 def test_the_drawer_has_sizing_placement_and_a_stack_entry(page: LocalPage) -> None:
@@ -210,15 +210,16 @@ def test_only_one_who_may_write_sleeps_wakes_or_changes_a_model(page: LocalPage)
     assert [what for what, _, _ in page.done] == ["sleep", "wake", "change"]
 
 
-def test_the_session_reports_why_a_browser_may_not_write(tmp_path: Path) -> None:
-    with local_page(tmp_path, owner=STRANGER) as page:
-        session = get(page, "/api/v1/session").json
-        assert (session["read"], session["write"]) == (True, False)
-        assert "another user" in session["reason"]
-        with_token = get(page, "/api/v1/session", page.browser.with_token(TOKEN)).json
-        assert (with_token["write"], with_token["reason"]) == (True, None)
-        away = get(page, "/api/v1/session", stranger(page, address="10.0.0.7")).json
-        assert (away["read"], away["write"]) == (False, False)
+def test_the_session_reports_why_a_browser_may_not_write(page: LocalPage) -> None:
+    assert get(page, "/api/v1/session").json["write"]
+    without_link = stranger(page)
+    session = get(page, "/api/v1/session", without_link).json
+    assert (session["read"], session["write"]) == (True, False)
+    assert "aimgpu web" in session["reason"]
+    with_token = get(page, "/api/v1/session", without_link.with_token(TOKEN)).json
+    assert (with_token["write"], with_token["reason"]) == (True, None)
+    away = get(page, "/api/v1/session", stranger(page, address="10.0.0.7")).json
+    assert (away["read"], away["write"]) == (False, False)
 
 
 @pytest.mark.parametrize("path", ["state", "timeline", "stack", "catalogue", "models/chat"])
@@ -232,7 +233,7 @@ def test_prompts_are_for_the_daemons_user_alone(page: LocalPage) -> None:
     page.activity.finished(finished("a secret"))
     assert get(page, "/api/v1/requests/1/prompt").json == {"prompt": "a secret"}
     assert get(page, "/api/v1/requests/2/prompt").json == {"prompt": None}
-    assert get(page, "/api/v1/requests/1/prompt", stranger(page, headers=(HOST,))).status == 403
+    assert get(page, "/api/v1/requests/1/prompt", stranger(page)).status == 401
     assert get(page, "/api/v1/requests/x/prompt").status == 404
 
 
@@ -240,7 +241,9 @@ def test_a_request_of_the_page_reaches_the_control_api_with_the_daemons_token(pa
     assert send(page, "POST", "/api/v1/release", {"names": ["chat"]}).status == 200
     assert (b"authorization", f"Bearer {TOKEN}".encode()) in page.passed_on[0]["headers"]
     other = stranger(page, headers=(HOST,))
-    assert send(page, "POST", "/api/v1/release", {"names": ["chat"]}, other).status == 403
+    assert send(page, "POST", "/api/v1/release", {"names": ["chat"]}, other).status == 401
+    opened = stranger(page, headers=[one for one in page.browser.headers if one != PAGE])
+    assert send(page, "POST", "/api/v1/release", {"names": ["chat"]}, opened).status == 403, "a link on another site"
     assert len(page.passed_on) == 1
     send(page, "POST", "/api/v1/release", {"names": ["chat"]}, other.with_token("wrong"))
     given = [value for name, value in page.passed_on[1]["headers"] if name == b"authorization"]
@@ -295,3 +298,19 @@ def test_the_catalogue_and_the_stack_file_are_what_can_be_and_what_is_deployed(p
     assert stack.headers["content-type"] == "application/yaml"
     assert b"chat:" in stack.body
     assert json.loads(send(page, "POST", "/api/v1/what-if", {"remove": ["chat"]}).body)["fits"]
+
+
+def test_models_are_found_by_any_part_of_their_name_in_the_form_that_an_engine_here_reads(page: LocalPage) -> None:
+    (first, *_) = get(page, "/api/v1/models/search?q=qwen3:8b").json["models"]
+    assert (first["name"], first["model"], first["engine"]) == ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-GGUF:Q4_K_M", "llamacpp")
+    assert 4 * GIB < first["download_bytes"] < 6 * GIB
+    assert (first["memory_bytes"], first["runs_here"], first["reason"]) == (10 * GIB, True, None)
+    small = get(page, "/api/v1/models/search?q=").json["models"]
+    assert small[0]["name"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert get(page, "/api/v1/models/search?q=no-such-model").json["models"] == []
+    assert get(page, "/api/v1/models/search").status == 404  # the drawer of a model that is called so
+
+
+def test_a_model_that_no_engine_here_reads_is_found_with_the_reason(page: LocalPage) -> None:
+    (first, *_) = get(page, "/api/v1/models/search?q=DeepSeek-V3-0324").json["models"]
+    assert (first["model"], first["engine"]) == ("deepseek-ai/DeepSeek-V3-0324", None)

@@ -26,7 +26,7 @@ from aimgpu.domain import (
     Whole,
 )
 from aimgpu.hardware.simulated.hardware import SimulatedHardware
-from aimgpu.kubernetes.page.measured import NodeMeasures, tenants_of
+from aimgpu.kubernetes.models.page.measured import NodeMeasures, tenants_of
 from aimgpu.qos.slo.activity import ActivityLog
 from aimgpu.units import GIB, PPM
 from aimgpu.web.gpu_rows import describe_gpus
@@ -147,10 +147,10 @@ def test_time_until_unloading_runs_down_to_zero_and_not_at_all_under_a_request()
     seen = Observation(deployments=(wanted(),))
     for idle, left in ((10.0, 50.0), (60.0, 0.0), (1e9, 0.0)):
         (row,) = rows(seen, residents=[resident("chat", keep_seconds=60, idle_seconds=idle)])
-        assert row["unload_in_seconds"] == left
+        assert row["sleep_in_seconds"] == left
     for held in ({"in_flight": 1}, {"keep_seconds": None}):
         (row,) = rows(seen, residents=[resident("chat", **held)])
-        assert row["unload_in_seconds"] is None
+        assert row["sleep_in_seconds"] is None
 
 
 def score(**fields: Any) -> dict[str, Any]:

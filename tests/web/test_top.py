@@ -40,7 +40,7 @@ def run(daemon: PageDaemon, *arguments: str, command: str = "top") -> str:
 def test_gpus_models_promises_and_their_budgets_are_shown(busy: PageDaemon) -> None:
     lines = run(busy, "--count", "1").splitlines()
     assert lines[0].startswith("SIMULATED")
-    assert any(line.startswith("GPU 0  AMD Instinct MI300X  SPX/NPS1") for line in lines)
+    assert any(line.startswith("gpu0  AMD Instinct MI300X  SPX/NPS1") for line in lines)
     row = next(line for line in lines if line.startswith("chat "))
     assert "0/4" in row
     assert "100.0x" in row, "the worst burn of all its promises"

@@ -62,7 +62,7 @@ def test_with_many_models_the_table_begins_on_the_first_screen_and_the_rest_of_t
     assert first["y"] + first["height"] < 900
     shared = max(len(gpu["partitions"][0]["shares"]) for gpu in crowd["gpus"])
     gpu = next(gpu for gpu in crowd["gpus"] if len(gpu["partitions"][0]["shares"]) == shared)
-    legend = page.locator(".gpu", has_text=f"GPU {gpu['index']}").locator(".legend")
+    legend = page.locator(".gpu", has_text=f"gpu{gpu['index']}").locator(".legend")
     assert shared > 11
     expect(legend.locator("span")).to_have_count(10)
     legend.get_by_role("button", name=f"+{shared - 10} more").click()
@@ -88,7 +88,7 @@ def test_the_largest_shares_are_the_ones_in_a_short_legend(canned: Any, crowd: d
         shares = gpu["partitions"][0]["shares"]
         if len(shares) <= 11:
             continue
-        shown = page.locator(".gpu", has_text=f"GPU {gpu['index']}").locator(".legend span").all_inner_texts()
+        shown = page.locator(".gpu", has_text=f"gpu{gpu['index']}").locator(".legend span").all_inner_texts()
         sizes = {share["model"]: share["memory_bytes"] for share in shares}
         named = [name for name in sizes if any(name in text for text in shown)]
         assert min(sizes[name] for name in named) >= max(size for name, size in sizes.items() if name not in named)
@@ -108,7 +108,7 @@ def test_an_announced_error_has_no_marks_of_markup(canned: Any, one: dict[str, A
     refused = {"error": {"message": "it does not sleep", "hint": "`aimgpu logs chat` has the reason.", "code": "conflict"}}
     page = canned(one, {"POST /api/v1/models/chat/sleep": (409, refused)}).open()
     page.get_by_role("button", name="More actions for chat").click()
-    page.get_by_role("menuitem", name="Sleep").click()
+    page.get_by_role("menuitem", name="Sleep", exact=True).click()
     expect(page.locator("#announcer")).to_have_text("it does not sleep. aimgpu logs chat has the reason.")
     expect(page.locator(".toasts code")).to_have_text("aimgpu logs chat")
 
@@ -199,8 +199,9 @@ def test_a_need_never_looks_larger_than_the_grant_that_was_made_for_it(canned: A
     odd = (10 << 30) + 1
     (model,) = one["models"]
     made = canned({**one, "models": [{**model, "granted_bytes": odd, "planned_bytes": odd - 1, "measured_bytes": odd - 2}]})
-    cell = made.open().locator("td[data-label='Granted / measured']")
-    expect(cell).to_contain_text("10.1 / 10 GiB")
+    cell = made.open().locator("td[data-label='Memory']")
+    expect(cell).to_contain_text("10.1 GiB")
+    expect(cell).to_contain_text("10 GiB measured")
     expect(cell).to_contain_text("sized 10 GiB")
 
 
@@ -224,12 +225,12 @@ def test_a_menu_stays_inside_a_narrow_window(canned: Any, one: dict[str, Any]) -
     assert box["x"] + box["width"] <= 390
 
 
-def test_the_parts_of_a_gpu_add_up_as_they_are_shown(canned: Any, one: dict[str, Any]) -> None:
+def test_the_parts_of_a_gpu_are_rounded_as_the_commands_round_them(canned: Any, one: dict[str, Any]) -> None:
     whole, granted, foreign = 206061465600, 55298752512, 3 << 30
     free = whole - granted - foreign
     sizes = {"memory_bytes": whole, "granted_bytes": granted, "foreign_bytes": foreign, "free_bytes": free}
     page = canned({**one, "gpus": [{**one["gpus"][0], **sizes}]}).open()
-    expect(page.locator(".gpuTitle")).to_contain_text("51.6 granted · 3 used by other processes · 137.3 free of 191.9 GiB")
+    expect(page.locator(".gpuTitle")).to_contain_text("51.6 granted · 3 used by other processes · 137.4 free of 191.9 GiB")
 
 
 def test_an_answer_that_streams_is_announced_and_not_read_again_at_every_token(canned: Any, one: dict[str, Any]) -> None:
@@ -253,15 +254,15 @@ def test_an_answer_that_streams_is_announced_and_not_read_again_at_every_token(c
 def test_a_gpu_that_does_not_report_its_use_does_not_look_unused(canned: Any, one: dict[str, Any]) -> None:
     holds, empty = {"granted_bytes": 10 << 30, "measured_bytes": None}, {"granted_bytes": 0, "measured_bytes": 0}
     first, second = one["gpus"]
-    made = canned({**one, "gpus": [{**first, **holds}, {**second, **empty}]})
+    made = canned({**one, "gpus": [{**first, **holds, "simulated": False}, {**second, **empty, "simulated": False}]})
     page = made.open()
-    expect(page.locator(".tiles")).to_contain_text("measured: GPU 0 does not report it")
+    expect(page.locator(".tiles")).to_contain_text("measured: gpu0 does not report it")
     samples = [{first["id"]: {"granted": 10 << 30, "measured": size, "busy": None}} for size in (0, None)]
     made.push(
         "history", [{"at": 100 + at, "gpus": gpus, "models": {}, "budget": {}, "gate": {}} for at, gpus in enumerate(samples)]
     )
     page.get_by_role("link", name="Activity").click()
-    expect(page.get_by_role("figure").first).to_contain_text("GPU 0 measured\N{EN DASH}")
+    expect(page.get_by_role("figure").first).to_contain_text("gpu0 measured\N{EN DASH}")
 
 
 def test_an_answer_that_is_cut_off_keeps_what_came_and_reports_the_lost_connection(canned: Any, one: dict[str, Any]) -> None:
@@ -308,8 +309,297 @@ def test_a_chart_of_memory_that_nothing_holds_has_an_axis_in_gibibytes(canned: A
 
 def test_a_promise_with_too_few_requests_for_a_budget_does_not_look_unmeasured(canned: Any, one: dict[str, Any]) -> None:
     (model,) = one["models"]
-    burns = {"fast_burn": None, "slow_burn": None, "budget_left": None}
-    target = {"name": "ttft_p95", "class": "all", "target_part": 0.95, "target_seconds": 0.5, "attainment": 0.0, **burns}
+    burns: dict[str, Any] = {"fast_burn": None, "slow_burn": None, "budget_left": None}
+    burns |= {"judged": 3, "attainment": None}
+    target = {"name": "ttft_p95", "class": "all", "target_part": 0.95, "target_seconds": 0.5, **burns}
     targets = [{**target, "target_tokens_per_second": None, "promise": "95% ttft <= 500ms"}]
     page = canned({**one, "models": [{**model, "targets": targets}]}).open("/#/promises")
     expect(page.locator(".promise")).to_contain_text("too few requests yet")
+
+
+def test_three_small_models_on_a_large_gpu_can_be_seen_and_clicked(canned: Any, one: dict[str, Any]) -> None:
+    gpu = one["gpus"][0]
+    (part,) = gpu["partitions"]
+    (share,) = [share for other in one["gpus"] for each in other["partitions"] for share in each["shares"]]
+    whole, size = 192 << 30, 2 << 30
+    shares = [{**share, "instance": name, "model": name, "memory_bytes": size, "terms": []} for name in ("a", "b", "c")]
+    part = {**part, "memory_bytes": whole, "foreign_bytes": 0, "free_bytes": whole - 3 * size, "shares": shares}
+    bar = {**gpu, "memory_bytes": whole, "granted_bytes": 3 * size, "free_bytes": whole - 3 * size, "partitions": [part]}
+    page = canned({**one, "gpus": [bar]}).open()
+    group = page.get_by_role("group", name=f"Memory of gpu{gpu['index']}")
+    for name in ("a", "b", "c"):
+        box = group.get_by_role("button", name=f"{name}:").bounding_box()
+        assert box is not None
+        assert box["width"] > 150
+    expect(group.get_by_role("img", name="186 GiB free, not drawn to scale")).to_be_visible()
+    group.get_by_role("button", name="b:").click()
+    expect(page.get_by_role("dialog", name="Model b")).to_be_visible()
+
+
+def test_a_share_of_a_full_gpu_is_drawn_to_scale_and_a_sliver_is_wide_enough_to_be_clicked(
+    canned: Any, one: dict[str, Any]
+) -> None:
+    gpu = one["gpus"][0]
+    (part,) = gpu["partitions"]
+    (share,) = [share for other in one["gpus"] for each in other["partitions"] for share in each["shares"]]
+    sizes = {"large": 96 << 30, "tiny": 1 << 30}
+    shares = [{**share, "instance": name, "model": name, "memory_bytes": size, "terms": []} for name, size in sizes.items()]
+    part = {**part, "memory_bytes": 192 << 30, "foreign_bytes": 0, "free_bytes": 95 << 30, "shares": shares}
+    page = canned({**one, "gpus": [{**gpu, "memory_bytes": 192 << 30, "partitions": [part]}]}).open()
+    bar = page.locator(".bar").bounding_box()
+    large, tiny = (page.locator(".share").nth(at).bounding_box() for at in (0, 1))
+    assert bar is not None
+    assert large is not None
+    assert tiny is not None
+    assert large["width"] / bar["width"] == pytest.approx(0.5, abs=0.02)
+    assert tiny["width"] >= 24
+
+
+def test_a_row_without_traffic_or_promise_has_words_and_no_dashes(canned: Any, one: dict[str, Any]) -> None:
+    page = canned(one).open()
+    text = page.locator("table.models").inner_text()
+    assert "\N{EN DASH}" not in text
+    assert "Error budget" not in text, "a column that would be empty is left out"
+    expect(page.locator("td[data-label=Traffic]")).to_have_text("no request yet")
+
+
+def test_a_share_that_nothing_enforces_is_called_that(canned: Any, one: dict[str, Any]) -> None:
+    (model,) = one["models"]
+    (instance,) = model["instances"]
+    places = [{**place, "level": "none", "mechanism": None} for place in instance["places"]]
+    page = canned({**one, "models": [{**model, "instances": [{**instance, "places": places}]}]}).open()
+    expect(page.locator(".level")).to_have_text("not enforced")
+
+
+FOUND = {"engine": "llamacpp", "download_bytes": 4 << 30, "memory_bytes": 6 << 30, "on_disk": False, "runs_here": True}
+CANDIDATES = [
+    {"name": "org/Seven-7B-Instruct", "model": "org/Seven-7B-Instruct-GGUF:Q4_K_M", "reason": None, **FOUND},
+    {"name": "org/Small", "model": "org/Small", "reason": None, **FOUND, "on_disk": True},
+    {
+        "name": "org/Seven-VL",
+        "model": "org/Seven-VL",
+        **FOUND,
+        "engine": None,
+        "memory_bytes": None,
+        "runs_here": False,
+        "reason": "org/Seven-VL is published as safetensors, which no engine that runs here reads (vllm: is not installed)",
+    },
+]
+SIZED: dict[str, Any] = {
+    "engine": "llamacpp",
+    "footprint": {"total_bytes": 6 << 30, "exactness": "estimated", "terms": [], "notes": []},
+    "service": None,
+    "fits": True,
+    "decision": {"because": "it fits there"},
+    "devices": [],
+    "replaces": [],
+    "copies": 1,
+    "variants": [],
+}
+OFFERED = {
+    "GET /api/v1/models/search?q=": (200, {"models": CANDIDATES}),
+    "GET /api/v1/models/search?q=seven": (200, {"models": CANDIDATES}),
+    "GET /api/v1/catalogue": (200, {"models": [], "engines": []}),
+    "POST /api/v1/size": (200, SIZED),
+}
+
+
+def test_a_model_is_found_by_a_part_of_its_name_with_its_size_and_why_it_does_not_run(canned: Any, one: dict[str, Any]) -> None:
+    made = canned(one, OFFERED)
+    page = made.open()
+    page.keyboard.press("d")
+    dialog = page.get_by_role("dialog", name="Deploy a model")
+    expect(dialog.locator("input, select")).to_have_count(1)
+    dialog.get_by_label("Model", exact=True).fill("seven")
+    offered = dialog.get_by_role("group", name="Models found").get_by_role("button")
+    expect(offered.nth(0)).to_contain_text("4 GiB to download · needs 6 GiB · llamacpp")
+    expect(offered.nth(1)).to_contain_text("on disk")
+    expect(offered.nth(2)).to_contain_text("Is published as safetensors, which no engine that runs here reads.")
+    expect(offered.nth(2)).to_be_disabled()
+    offered.nth(0).click()
+    expect(dialog.get_by_label("Name that callers use")).to_have_value("seven-7b")
+    expect(dialog.locator("footer")).to_contain_text("Fits: needs 6 GiB")
+    sized = [body for key, body in made.asked if key == "POST /api/v1/size"]
+    assert [body["fields"]["model"] for body in sized] == ["org/Seven-7B-Instruct-GGUF:Q4_K_M"], "and nothing half typed"
+
+
+def test_a_deployment_that_fails_leaves_the_form_with_the_reason_once(canned: Any, one: dict[str, Any]) -> None:
+    line = {"event": "error", "message": "cannot fetch org/Small: no network", "hint": "Check the network.", "code": "x"}
+    page = canned(one, {**OFFERED, "POST /api/v1/apply": (200, line)}).open()
+    page.keyboard.press("d")
+    dialog = page.get_by_role("dialog", name="Deploy a model")
+    dialog.get_by_role("button", name="org/Small").click()
+    dialog.get_by_label("Name that callers use").fill("mine")
+    expect(dialog.locator(".verdict .notice.ok")).to_be_visible()
+    dialog.get_by_role("button", name="Deploy", exact=True).click()
+    expect(dialog.get_by_text("cannot fetch org/Small: no network")).to_have_count(1)
+    expect(dialog.get_by_label("Name that callers use")).to_have_value("mine")
+    expect(dialog.get_by_role("button", name="Deploy", exact=True)).to_be_enabled()
+    expect(page.locator(".toasts")).to_have_count(0)
+
+
+def answer_with(page: Any, text: str) -> None:
+    chunk = json.dumps({"choices": [{"delta": {"content": text}}]})
+    stream = f"data: {chunk}\n\ndata: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream, content_type="text/event-stream"))
+
+
+def test_an_answer_is_shown_as_markdown_without_any_markup_of_its_own(canned: Any, one: dict[str, Any]) -> None:
+    page = canned(one).open("/#/chat/chat")
+    answer_with(page, "**Bold** and `code`.\n\n```python\nprint(1)\n```\n\n<img src=x onerror=alert(1)>")
+    page.get_by_label("Message").fill("hello")
+    page.keyboard.press("Enter")
+    answer = page.locator(".message.assistant")
+    expect(answer.locator("strong")).to_have_text("Bold")
+    expect(answer.locator("pre")).to_have_text("print(1)")
+    expect(answer).to_contain_text("<img src=x onerror=alert(1)>")
+    assert page.locator("img").count() == 0
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    answer.get_by_role("button", name="Copy the code").click()
+    assert page.evaluate("navigator.clipboard.readText()") == "print(1)"
+    answer.get_by_role("button", name="Copy the answer").click()
+    assert page.evaluate("navigator.clipboard.readText()").startswith("**Bold** and `code`.")
+
+
+def test_a_system_prompt_goes_before_the_conversation(canned: Any, one: dict[str, Any]) -> None:
+    page = canned(one).open("/#/chat/chat")
+    answer_with(page, "Ahoy.")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("Answer as a pirate.")
+    page.get_by_label("Message").fill("hello")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.keyboard.press("Enter")
+    assert sent.value.post_data_json["messages"] == [
+        {"role": "system", "content": "Answer as a pirate."},
+        {"role": "user", "content": "hello"},
+    ]
+
+
+def test_an_answer_is_read_in_a_column_of_720_pixels(canned: Any, one: dict[str, Any]) -> None:
+    page = canned(one).open("/#/chat/chat")
+    answer_with(page, "word " * 300)
+    page.get_by_label("Message").fill("hello")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.assistant .below")).to_contain_text("first token")
+    box = page.locator(".message.assistant").bounding_box()
+    assert box is not None
+    assert box["width"] == pytest.approx(720, abs=1)
+
+
+REQUEST = {
+    "number": 1,
+    "ended": 1.0,
+    "model": "chat",
+    "instance": "chat-0",
+    "caller": "anyone",
+    "priority": "high",
+    "status": 200,
+    "code": None,
+    "streamed": False,
+    "queued_seconds": 0.0,
+    "first_byte_seconds": 0.1,
+    "seconds": 0.2,
+    "tokens": 5,
+    "recalls": 0,
+}
+
+
+def test_only_requests_that_failed_are_marked_and_a_click_on_a_row_shows_its_path(canned: Any, one: dict[str, Any]) -> None:
+    made = canned(one)
+    page = made.open("/#/activity")
+    failed = {**REQUEST, "number": 2, "status": 503, "code": "no_room", "ended": 90_000.0}
+    made.push("requests", [REQUEST, failed])
+    rows = page.locator("table.requests tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(0).locator(".pill.bad")).to_have_text("failed 503")
+    expect(rows.nth(1).locator(".pill")).to_have_count(0)
+    expect(rows.nth(1)).to_contain_text("1970-01-01")
+    head = page.locator("table.requests thead").inner_text()
+    assert "First token" not in head, "a column that would be empty is left out"
+    rows.nth(1).locator("td").nth(3).click()
+    expect(page.get_by_role("dialog", name="Path of a request")).to_contain_text("Request 1 to chat")
+
+
+def test_the_charts_show_the_time_that_was_chosen(canned: Any, one: dict[str, Any]) -> None:
+    made = canned(one)
+    page = made.open("/#/activity")
+    gpus = {one["gpus"][0]["id"]: {"granted": 1 << 30, "measured": 0, "busy": None}}
+    samples = [{"at": at, "gpus": gpus, "models": {}, "budget": {}, "gate": {}} for at in range(0, 3601, 60)]
+    made.push("history", samples)
+    figure = page.get_by_role("figure").first
+    drawn = "path => path.getAttribute('d').split('L').length"
+    assert figure.locator("path").first.evaluate(drawn) == 6
+    page.get_by_label("Time range").select_option("3600")
+    page.wait_for_function("() => document.querySelector('.chart path').getAttribute('d').split('L').length === 61")
+
+
+def test_a_model_without_a_promise_is_given_one(canned: Any, one: dict[str, Any]) -> None:
+    fields = {"model": "10gib", "gpu": {"memory": "10GiB"}}
+    answers = {
+        "GET /api/v1/models/chat": (200, {**EXPLAINED, "fields": fields}),
+        "POST /api/v1/apply": (200, {"event": "done"}),
+    }
+    made = canned(one, answers)
+    page = made.open("/#/promises")
+    page.get_by_role("button", name="Add a promise to chat").click()
+    dialog = page.get_by_role("dialog", name="Add a promise to chat")
+    expect(dialog.get_by_role("button", name="Promise", exact=True)).to_be_disabled()
+    dialog.get_by_label("First token within").fill("500ms")
+    dialog.get_by_role("button", name="Promise", exact=True).click()
+    expect(dialog).to_have_count(0)
+    (applied,) = [body for key, body in made.asked if key == "POST /api/v1/apply"]
+    assert json.loads(applied["stack"]) == {"models": {"chat": {**fields, "slo": {"ttft_p95": "500ms"}}}}
+
+
+def test_a_promise_that_is_refused_keeps_its_form(canned: Any, one: dict[str, Any]) -> None:
+    refused = {
+        "error": {"message": "ttft_p95 'soon' is no duration", "hint": "For example 500ms.", "code": "invalid_stack_file"}
+    }
+    page = canned(one, {"GET /api/v1/models/chat": (200, EXPLAINED), "POST /api/v1/apply": (400, refused)}).open("/#/promises")
+    page.get_by_role("button", name="Add a promise to chat").click()
+    dialog = page.get_by_role("dialog", name="Add a promise to chat")
+    dialog.get_by_label("First token within").fill("soon")
+    dialog.get_by_role("button", name="Promise", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("'soon' is no duration")
+    expect(dialog.get_by_label("First token within")).to_have_value("soon")
+
+
+def test_what_if_begins_with_questions_and_ends_with_doing_it(canned: Any, one: dict[str, Any]) -> None:
+    bars: dict[str, Any] = {"before": [], "after": []}
+    answer = {"fits": True, "because": "1 instance placed", "steps": [], "placements": [], "refusals": [], **bars}
+    found = {"GET /api/v1/models/search?q=Qwen2.5-7B-Instruct": (200, {"models": CANDIDATES})}
+    made = canned(one, {**OFFERED, **found, "POST /api/v1/what-if": (200, answer)})
+    page = made.open("/#/what-if")
+    page.get_by_role("button", name="Does a 7B model for chat fit as well?").click()
+    expect(page.get_by_text("It fits.", exact=True)).to_be_visible()
+    (asked,) = [body for key, body in made.asked if key == "POST /api/v1/what-if"]
+    assert asked["add"] == [{"name": "seven-7b-instruct", "fields": {"model": "org/Seven-7B-Instruct-GGUF:Q4_K_M"}}]
+    page.get_by_role("button", name="Deploy seven-7b-instruct").click()
+    dialog = page.get_by_role("dialog", name="Deploy a model")
+    expect(dialog.get_by_label("Name that callers use")).to_have_value("seven-7b-instruct")
+    expect(dialog.locator("footer")).to_contain_text("Fits: needs 6 GiB")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Start over").click()
+    page.get_by_role("button", name="What is free without chat?").click()
+    page.get_by_role("button", name="Stop chat").click()
+    expect(page.get_by_role("dialog", name="Stop chat?")).to_be_visible()
+
+
+def test_an_empty_chat_has_questions_to_begin_with(canned: Any, one: dict[str, Any]) -> None:
+    page = canned(one).open("/#/chat/chat")
+    answer_with(page, "A processor for graphics.")
+    page.get_by_role("button", name="What is a GPU?").click()
+    expect(page.locator(".message.user")).to_have_text("What is a GPU? Answer in one sentence.")
+    expect(page.locator(".message.assistant")).to_contain_text("A processor for graphics.")
+
+
+def test_on_a_narrow_screen_what_would_happen_stands_above_the_form(canned: Any, one: dict[str, Any]) -> None:
+    bars: dict[str, Any] = {"before": [], "after": []}
+    answer = {"fits": True, "because": "nothing stops", "steps": [], "placements": [], "refusals": [], **bars}
+    page = canned(one, {"POST /api/v1/what-if": (200, answer)}, width=390).open("/#/what-if")
+    page.get_by_role("button", name="What is free without chat?").click()
+    shown = page.get_by_text("It fits.", exact=True).bounding_box()
+    form = page.get_by_role("heading", name="A model is added").bounding_box()
+    assert shown is not None
+    assert form is not None
+    assert shown["y"] < form["y"]

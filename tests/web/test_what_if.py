@@ -8,7 +8,7 @@ import pytest
 from tests.control.world import Machine, boot, deployment
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.planning.prepared import Prepared
+from aimgpu.control.plan.prepared import Prepared
 from aimgpu.domain import Deployment, Exactness, Footprint, Term
 from aimgpu.errors import InvalidInput, UnknownDeployment, UnknownDevice
 from aimgpu.placement import Snapshot

@@ -46,6 +46,10 @@ class DaemonClient:
         """What placement decides on."""
         return self._json("GET", "/snapshot", timeout_seconds=_CONNECT_SECONDS)
 
+    def make_link(self) -> str:
+        """The address that opens the page in one browser, once."""
+        return str(self._json("POST", "/links", {}, timeout_seconds=_CONNECT_SECONDS)["url"])
+
     def apply(
         self,
         stack: str,

@@ -26,7 +26,7 @@ def on_option(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapped(*arguments: Any, on: str, cluster: ClusterTarget, **options: Any) -> Any:  # noqa: ANN401 - click's
         if on == "machine" and cluster != ClusterTarget():
-            raise InvalidInput("--kubeconfig, --context and --namespace name a cluster", hint="Add --on kubernetes.")
+            raise InvalidInput("--kubeconfig, --kube-context and --namespace name a cluster", hint="Add --on kubernetes.")
         return function(*arguments, cluster=cluster if on == "kubernetes" else None, **options)
 
     choice = click.option(
@@ -43,20 +43,15 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments, cluster=replace(cluster, namespace=namespace), **options)
 
     namespace = "Of the models in the cluster. [that of the context, or default]"
-    return connection_options("--context")(click.option("--namespace", metavar="NAME", help=namespace)(wrapped))
+    return connection_options(click.option("--namespace", metavar="NAME", help=namespace)(wrapped))
 
 
-def connection_options(context_flag: str = "--kube-context") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def connection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add where the cluster is, for a command whose `--namespace` means another; it gets a ClusterTarget as `cluster`."""
 
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def wrapped(*arguments: object, kubeconfig: Path | None, kube_context: str | None, **options: Any) -> object:  # noqa: ANN401 - click's
-            return function(*arguments, cluster=ClusterTarget(kubeconfig=kubeconfig, context=kube_context or ""), **options)
+    @functools.wraps(function)
+    def wrapped(*arguments: object, kubeconfig: Path | None, kube_context: str | None, **options: Any) -> object:  # noqa: ANN401 - click's
+        return function(*arguments, cluster=ClusterTarget(kubeconfig=kubeconfig, context=kube_context or ""), **options)
 
-        wrapped = click.option(context_flag, "kube_context", metavar="NAME", help="Of the kubeconfig. [its current one]")(
-            wrapped
-        )
-        return click.option("--kubeconfig", type=click.Path(path_type=Path), help="[$KUBECONFIG, or ~/.kube/config]")(wrapped)
-
-    return add
+    wrapped = click.option("--kube-context", metavar="NAME", help="Of the kubeconfig. [its current one]")(wrapped)
+    return click.option("--kubeconfig", type=click.Path(path_type=Path), help="[$KUBECONFIG, or ~/.kube/config]")(wrapped)

@@ -34,14 +34,20 @@ class DaemonOptions:
 
     host: str = "127.0.0.1"
     port: int = 8080
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     simulate: str | None = None  # a part; None: the machine's own GPUs
+    software: bool = False  # by the software GPU's driver
     simulate_count: int = 1
 
     def arguments(self, home: Home) -> list[str]:
         """The command line of `aimgpu.daemon.assembly`."""
         arguments = ["--home", str(home.path), "--host", self.host, "--port", str(self.port)]
+        for name, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
+            arguments += [name, str(path.absolute())] if path is not None else []
         if self.simulate is not None:
             arguments += ["--simulate", self.simulate, "--count", str(self.simulate_count)]
+            arguments += ["--software"] * self.software
         return arguments
 
 

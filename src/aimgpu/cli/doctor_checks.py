@@ -1,14 +1,16 @@
 """What `aimgpu doctor` looks at on this machine; each finding says what to do about it."""
 
+import ctypes
 import os
 import shutil
 import socket
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from aimgpu.cli.views.gpu_names import Rename
 from aimgpu.engines.llamacpp.program import VARIABLE as LLAMA_SERVER
 from aimgpu.engines.protocols import Availability
 from aimgpu.errors import AimGpuError
@@ -20,6 +22,7 @@ from aimgpu.units import GIB, format_bytes
 _AMD, _NVIDIA = "0x1002", "0x10de"
 _GPU_CLASSES = ("0x03", "0x12")  # display controllers and processing accelerators, PCI code and ID assignment
 _LEAST_FREE_BYTES = 2 * GIB
+_MEMORY_LIMITS = "nvmlDeviceSetMemoryLimits_v1"
 
 
 class CheckStatus(StrEnum):
@@ -51,7 +54,7 @@ def find_gpus(root: Path = Path("/")) -> Iterator[Check]:
         yield from _find_nvidia(root, counts[_NVIDIA])
 
 
-def find_devices(readers: Iterable[DeviceReader]) -> Iterator[Check]:
+def find_devices(readers: Iterable[DeviceReader], rename: Rename = str) -> Iterator[Check]:
     """What each vendor's backend reads; one that cannot read is a problem, one that finds nothing is silent."""
     for reader in readers:
         try:
@@ -61,17 +64,35 @@ def find_devices(readers: Iterable[DeviceReader]) -> Iterator[Check]:
             continue
         for device in devices:
             name = device.market_name or device.product
-            yield _ok("GPU", f"{name}, {format_bytes(device.memory_bytes)}, layout {device.layout.name} ({device.id})")
+            yield _ok(
+                "GPU",
+                f"{rename(device.id)}: {name}, {format_bytes(device.memory_bytes)}, layout {device.layout.name} ({device.id})",
+            )
 
 
-def find_troubles(inspectors: Iterable[Inspector]) -> Iterator[Check]:
+def find_troubles(inspectors: Iterable[Inspector], rename: Rename = str) -> Iterator[Check]:
     """What each vendor's backend finds wrong, or worth knowing."""
     for inspector in inspectors:
         for finding in inspector.inspect():
             if finding.serious:
-                yield _problem("GPU", finding.text, finding.hint or "Check the driver and its tools.")
+                yield _problem("GPU", rename(finding.text), finding.hint or "Check the driver and its tools.")
             else:
-                yield _note("GPU", finding.text, finding.hint)
+                yield _note("GPU", rename(finding.text), finding.hint)
+
+
+def find_newer_limits(load: Callable[[str], object] = ctypes.CDLL) -> Iterator[Check]:
+    """What NVIDIA's drivers of 2026 (r615, CUDA 13.4) enforce themselves: named where it is, and not used."""
+    try:
+        library = load("libnvidia-ml.so.1")
+    except OSError:
+        return
+    if getattr(library, _MEMORY_LIMITS, None) is None:
+        return
+    yield _note(
+        "isolation",
+        f"this driver has memory limits of its own ({_MEMORY_LIMITS}, MPS v3); not used, since no run on one was seen yet",
+        "Nothing to do: the interposer caps memory. Run `aimgpu doctor --verify` and send the report in.",
+    )
 
 
 def find_engines(engines: Mapping[str, Availability]) -> Iterator[Check]:
@@ -85,7 +106,7 @@ def find_engines(engines: Mapping[str, Availability]) -> Iterator[Check]:
         else:
             yield _note("engine", f"{name}: {found.reason or 'not available'}", found.hint)
     if not any(found.available for found in engines.values()):
-        yield _problem("engine", "no engine can run here", "Install the package again; it brings llama.cpp with it.")
+        yield _problem("engine", "no engine can run here", "`pip install 'aimgpu[embedded]'` brings llama.cpp.")
 
 
 def find_named_program(environment: Mapping[str, str]) -> Iterator[Check]:

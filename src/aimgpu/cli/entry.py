@@ -5,16 +5,17 @@ import signal
 import sys
 
 _STREAMS = ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w"))
+_COMPLETING = "_AIMGPU_COMPLETE"  # set by a shell that asks for completions
 
 
 def main() -> None:
-    """Ctrl-C while modules are imported ends it without a traceback; streams that were closed lead nowhere."""
+    """Ctrl-C while modules are imported, or Tab is pressed, ends it without a word; streams that were closed lead nowhere."""
     _open_closed_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from aimgpu.cli import main as command_line  # noqa: PLC0415 -- only now: it takes a tenth of a second
 
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and _COMPLETING not in os.environ:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     command_line.main()
 

@@ -1,15 +1,13 @@
 """`aimgpu`: a click group that imports a command when it is called, and the one place where errors become exit statuses."""
 
 import sys
-from difflib import get_close_matches
 from importlib import import_module
-from json import dumps
-from os import environ
 
 import click
 from click.shell_completion import CompletionItem
 
-from aimgpu.cli.output import OutputState
+from aimgpu.cli.meant import find_hint, name_lines
+from aimgpu.cli.output import OutputState, chosen_colour, print_error
 from aimgpu.cli.registry import SECTIONS, command_names, find_entry
 from aimgpu.errors import AimGpuError, from_os_error
 
@@ -33,9 +31,7 @@ class LazyGroup(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if find_entry(name) is None and not name.startswith("-") and not ctx.resilient_parsing:
-            near = get_close_matches(name, command_names(), n=1)
-            hint = f"Did you mean `aimgpu {near[0]}`?" if near else "`aimgpu --help` lists the commands."
-            raise UnknownCommand(f"there is no command {name!r}", hint)
+            raise click.NoSuchCommand(name, message=f"there is no command {name!r}", ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- click's hook
@@ -49,14 +45,6 @@ class LazyGroup(click.Group):
         names = [name for name in command_names() if name.startswith(incomplete)]
         items = [CompletionItem(name, help=entry.help) for name in names if (entry := find_entry(name))]
         return items + click.Command.shell_complete(self, ctx, incomplete)
-
-
-class UnknownCommand(click.UsageError):
-    """A word that is no command, with the nearest ones."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # click calls it by position
@@ -88,45 +76,39 @@ def run_command(arguments: list[str]) -> int:
     """Run one command line and return its exit status."""
     state = OutputState(as_json=False)
     try:
-        status = cli.main(arguments, prog_name="aimgpu", standalone_mode=False, obj=state, color=_colour())
+        status = cli.main(arguments, prog_name="aimgpu", standalone_mode=False, obj=state, color=chosen_colour())
     except AimGpuError as error:
-        _print_error(error.to_json(), as_json=state.as_json)
+        print_error({**error.to_json(), "hint": name_lines(error, arguments)}, as_json=state.as_json)
         return error.exit_status
     except click.Abort:  # click makes one of KeyboardInterrupt
         return INTERRUPTED
     except click.ClickException as error:
         # The parser may have stopped before it reached --json.
-        _print_error(_describe_click_error(error), as_json=state.as_json or "--json" in arguments)
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            click.echo(error.format_message())
+        else:
+            print_error(_describe_click_error(error, arguments), as_json=state.as_json or "--json" in arguments)
         return error.exit_code
     except OSError as error:
         found = from_os_error(error)
-        _print_error(found.to_json(), as_json=state.as_json)
+        print_error(found.to_json(), as_json=state.as_json)
         return found.exit_status
     except click.exceptions.Exit as error:
         return error.exit_code
     return status if isinstance(status, int) else 0
 
 
-def _colour() -> bool | None:
-    """Never where NO_COLOR is set (no-color.org), which click does not look at; else click decides."""
-    return False if environ.get("NO_COLOR") else None
-
-
-def _describe_click_error(error: click.ClickException) -> dict[str, str | None]:
-    message = error.format_message().rstrip(".")
-    hint = getattr(error, "hint", None)
+def _describe_click_error(error: click.ClickException, arguments: list[str]) -> dict[str, str | None]:
+    guessed = isinstance(error, click.NoSuchCommand | click.NoSuchOption)  # click's guesses follow its message
+    message = (error.message if guessed else error.format_message()).rstrip(".")
+    message = message.replace("is not a valid integer range", "is not a whole number").replace(
+        "is not a valid float range", "is not a number"
+    )
+    hint = find_hint(error, arguments)
     if hint is None and isinstance(error, click.UsageError) and error.ctx is not None:
-        hint = f"`{error.ctx.command_path} --help` shows what it takes."
+        shows = "lists the commands" if error.ctx.parent is None else "shows what it takes"
+        hint = f"`{error.ctx.command_path} --help` {shows}."
     return {"code": "usage", "message": message[:1].lower() + message[1:], "hint": hint}
-
-
-def _print_error(error: dict[str, str | None], *, as_json: bool) -> None:
-    if as_json:
-        click.echo(dumps({"error": error}), err=True)
-        return
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {error['message']}", err=True, color=_colour())
-    if error["hint"]:
-        click.echo(f"{click.style('hint:', fg='yellow')} {error['hint']}", err=True, color=_colour())
 
 
 if __name__ == "__main__":

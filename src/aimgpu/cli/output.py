@@ -1,7 +1,7 @@
 """The one way commands print: a table for people (rich on a terminal, plain elsewhere), or JSON."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from json import dumps
@@ -61,6 +61,21 @@ def examples(*lines: str) -> str:
 def print_json(value: object, *, indent: int | None = 2) -> None:
     """One JSON document on stdout, on one line without `indent`; dataclasses, enums, paths and sets become what JSON knows."""
     click.echo(dumps(value, default=_to_plain, indent=indent))
+
+
+def print_error(error: Mapping[str, str | None], *, as_json: bool = False) -> None:
+    """On stderr: what is wrong and what to do about it."""
+    if as_json:
+        click.echo(dumps({"error": error}), err=True)
+        return
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {error['message']}", err=True, color=chosen_colour())
+    if error["hint"]:
+        click.echo(f"{click.style('hint:', fg='yellow')} {error['hint']}", err=True, color=chosen_colour())
+
+
+def chosen_colour() -> bool | None:
+    """Never where NO_COLOR is set (no-color.org), which click does not look at; else click decides."""
+    return False if environ.get("NO_COLOR") else None
 
 
 def print_table(columns: Sequence[Column | str], rows: Iterable[Sequence[str | Cell]], *, title: str | None = None) -> None:

@@ -31,6 +31,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "doctor": Entry(
             "aimgpu.cli.commands.machine.doctor:doctor", "What was found on this machine, and what to do about what is missing."
         ),
+        "demo": Entry("aimgpu.cli.commands.machine.demo:demo", "See limits hold in a minute, without a GPU or on one."),
         "keys": Entry("aimgpu.cli.commands.serve.keys:keys", "API keys for callers from other machines."),
     },
     "Look at GPUs": {
@@ -72,7 +73,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
     },
     "Watch": {
         "top": Entry("aimgpu.cli.commands.watch.top:top", "Requests, queues, latencies and GPUs, live."),
-        "web": Entry("aimgpu.cli.commands.watch.web:web", "The address of the page; the page of a cluster."),
+        "web": Entry("aimgpu.cli.commands.watch.web:web", "A one-time link to the page; the page of a cluster."),
         "slo": Entry(
             "aimgpu.cli.commands.watch.slo:slo", "What was promised and what was kept: attainment, error budget, burn."
         ),

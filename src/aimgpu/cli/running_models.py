@@ -8,7 +8,6 @@ import click
 from aimgpu.cli.client import DaemonClient, connect
 from aimgpu.errors import AimGpuError, DaemonUnreachable
 from aimgpu.home import Home, find_home
-from aimgpu.wiring import make_launchers
 
 
 def complete_running(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -36,6 +35,8 @@ def connect_or_name_left(home: Home) -> DaemonClient:
 
 def check_none_left(home: Home, how_to_plan: str = "") -> None:
     """Raises DaemonUnreachable, with what to do, where a daemon was killed and models of it still run."""
+    from aimgpu.wiring import make_launchers  # noqa: PLC0415 -- a third of a second, for a daemon that was killed
+
     left = {instance_id for launcher in make_launchers(home).values() for instance_id in launcher.find_started()}
     if left:
         raise DaemonUnreachable(

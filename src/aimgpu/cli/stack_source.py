@@ -1,8 +1,10 @@
 """Where a command's stack comes from: a file, names of models on the command line, or the built-in example."""
 
 import re
+import shlex
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from json import dumps
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from aimgpu.hardware.simulated import find_product
 
 DEFAULT_FILES = ("stack.yaml", "stack.yml")
 EXAMPLE = """\
-# Three models on one GPU, as in examples/stack.yaml.
+# Three models on one GPU.
 models:
   chat: {model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, context: 4096, concurrency: 2,
          gpu: {memory: 2GiB}, priority: high, slo: {ttft_p95: 2s, availability: 99.5%}}
@@ -20,6 +22,7 @@ models:
          gpu: {memory: 2GiB}, compute: 30%, priority: medium}
   small: {model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, context: 1024, gpu: auto, priority: low, keep: 30m}
 """
+_FILE_ENDINGS = (".yaml", ".yml")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 63
 
@@ -38,6 +41,8 @@ def read_source(file: Path | None) -> StackText:
     if file is not None and str(file) == "-":
         return parse_source(_read_stdin(), "stdin", Path.cwd())
     path = file or _find_default()
+    if not path.exists() and (near := _files_like(path)):
+        raise InvalidStackFile(f"there is no file {path}", hint=f"Did you mean `--file {shlex.quote(near[0])}`?")
     return parse_source(read_stack_text(path), str(path), path.absolute().parent)
 
 
@@ -47,11 +52,15 @@ def choose_source(file: Path | None, models: tuple[str, ...], *, example: bool) 
         raise InvalidInput("a stack file, models and --example exclude each other", hint="Give one of them.")
     if example:
         return parse_source(EXAMPLE, "the example", Path.cwd())
+    if len(models) == 1 and models[0].casefold().endswith(_FILE_ENDINGS):
+        return read_source(Path(models[0]))
     return source_of_models(models) if models else read_source(file)
 
 
 def source_of_models(models: tuple[str, ...]) -> StackText:
     """A stack of models that are sized by themselves; each is `MODEL`, or `NAME=MODEL`."""
+    from aimgpu.cli.model_names import understand_model  # noqa: PLC0415 -- a third of a second, which a file does not need
+
     named: dict[str, str] = {}
     for given in models:
         name, separator, model = given.partition("=")
@@ -59,6 +68,7 @@ def source_of_models(models: tuple[str, ...]) -> StackText:
             name, model = name_of(given), given
         if not name or not model:
             raise InvalidInput(f"{given!r} names no model", hint="Write MODEL, or NAME=MODEL.")
+        model = understand_model(model)
         if name in named:
             raise InvalidInput(f"two models would be called {name!r}", hint="Write NAME=MODEL for one of them.")
         named[name] = model
@@ -85,6 +95,12 @@ def _read_stdin() -> str:
             f"stdin has more than {LARGEST_FILE} bytes", hint="A stack file is text of a few lines per model."
         )
     return decode_stack(data, "stdin")
+
+
+def _files_like(path: Path) -> list[str]:
+    """Stack files beside it with a name like it."""
+    there = [each.name for each in path.parent.glob("*") if each.suffix.casefold() in _FILE_ENDINGS]
+    return [str(path.parent / name) for name in get_close_matches(path.name, there)]
 
 
 def _find_default() -> Path:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from aimgpu.cli.machine_view import NODE, read_machine
+from aimgpu.cli.options import gpu_option
 from aimgpu.cli.sizing_basis import own_basis
 from aimgpu.control.sizing_inputs.sizing_basis import SizingBasis
 from aimgpu.control.stack.stack_file import Stack
@@ -57,9 +58,7 @@ def file_option(function: Function) -> Function:
 def world_options(function: Function) -> Function:
     """Add `--snapshot`, `--gpu` and `--count`; without them this machine is looked at."""
     snapshot = click.option("--snapshot", "saved", type=click.Path(path_type=Path), help="A file of `aimgpu snapshot`.")
-    gpu = click.option(
-        "--gpu", metavar="PRODUCT", help="Empty GPUs of this product, such as MI300X, instead of this machine's."
-    )
+    gpu = gpu_option("Empty GPUs of this product, such as MI300X, instead of this machine's.")
     count = click.option("--count", type=click.IntRange(1, 1024), default=1, show_default=True, help="How many of them.")
     return snapshot(gpu(count(function)))
 

@@ -1,13 +1,13 @@
 """A counter of changes to instances that others can wait on: no change between two looks is missed."""
 
-import threading
+from aimgpu.control.effects import REAL, Effects
 
 
 class ChangeCounter:
     """Thread-safe."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    def __init__(self, effects: Effects = REAL) -> None:
+        self._changed = effects.condition()
         self._version = 0
 
     @property

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies
-from aimgpu.control.planning.steps import Register, Start
-from aimgpu.control.runs.launch_environment import find_partition
+from aimgpu.control.instance.launch_environment import find_partition
+from aimgpu.control.plan.steps import Register, Start
 from aimgpu.domain import Deployment, Instance, InstanceState, Level
 from aimgpu.engines.launchers.compose import ComposeService, render_compose
-from aimgpu.engines.protocols import LaunchRequest
-from aimgpu.errors import PlacementRefused
+from aimgpu.engines.protocols import LaunchRequest, ServerEngine
+from aimgpu.errors import InvalidInput, PlacementRefused
 from aimgpu.hardware.visible_devices import join_environment
 from aimgpu.sizing.surplus import spend_surplus
 
@@ -36,6 +36,9 @@ def compose_stack(dependencies: Dependencies, deployments: Sequence[Deployment],
         refusal = plan.refusals[0]
         raise PlacementRefused(refusal.summary, hint=" ".join(refusal.would_fit) or None)
     for step in plan.steps:
+        if isinstance(step, Start) and isinstance(dependencies.engines[step.prepared.engine], ServerEngine):
+            hint = "Write its service by hand, or serve it with `aimgpu up --launcher docker`."
+            raise InvalidInput(f"{step.prepared.deployment.name}: `aimgpu compose` writes no server of your own", hint=hint)
         if isinstance(step, Register):  # without a daemon nothing would ever wake it
             hint = "A compose file holds what fits at once; `aimgpu up` lets models take turns."
             raise PlacementRefused(step.text, hint=hint)
@@ -62,7 +65,8 @@ def _services(dependencies: Dependencies, starts: Sequence[Start], options: Comp
 
 
 def _make_request(dependencies: Dependencies, step: Start, instance: Instance, folder: Path) -> LaunchRequest:
-    found = [find_partition(dependencies, grant.device_id, grant.partition_id) for grant in instance.grants]
+    devices = dependencies.hardware.read_devices()
+    found = [find_partition(devices, grant.device_id, grant.partition_id) for grant in instance.grants]
     identities = [dependencies.hardware.identify(device, partition) for device, partition in found]
     environment: dict[str, str] = {}
     for identity in identities:
@@ -72,6 +76,7 @@ def _make_request(dependencies: Dependencies, step: Start, instance: Instance, f
     return LaunchRequest(
         instance=instance,
         model_path=local.path if local else None,
+        overrides=step.prepared.deployment.overrides,
         footprint=spend_surplus(step.prepared.footprint, min((slot.memory_bytes for slot in step.slots), default=0)),
         environment=environment,
         device_nodes=tuple(dict.fromkeys(node for identity in identities for node in identity.device_nodes)),

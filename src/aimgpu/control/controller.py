@@ -5,42 +5,38 @@ changes the machine is a Plan, carried out by the Applier and recorded as one op
 """
 
 import math
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from aimgpu.control.apply import Applier, CommittedPlan, PlanOutcome
 from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.dependencies import Dependencies
-from aimgpu.control.divergence import find_abandoned, find_diverged, still_diverged
+from aimgpu.control.effects import Effects
 from aimgpu.control.events import Emit, Event, EventKind, ignore
-from aimgpu.control.lifecycle.lifecycle import Lifecycle
-from aimgpu.control.operations.applier import Applier, CommittedPlan, PlanOutcome
-from aimgpu.control.operations.reservations import Reservations
-from aimgpu.control.operations.threads import Background, side_by_side
-from aimgpu.control.operations.wakes import WaitingWakes
+from aimgpu.control.instance.lifecycle import Lifecycle
+from aimgpu.control.instance.recorder import state_event
 from aimgpu.control.placing import Placer, PlaceRequest, PlacerParts
-from aimgpu.control.planning.layout_plan import (
+from aimgpu.control.plan.eviction import Resident
+from aimgpu.control.plan.layout import (
     Occupants,
     PlannedLayoutChange,
     check_layout_change,
     find_layout_change,
     plan_layout,
 )
-from aimgpu.control.planning.plan import Plan
-from aimgpu.control.planning.preparation import prepare
-from aimgpu.control.planning.prepared import revision_of
-from aimgpu.control.planning.resize_plan import Resize, find_resize, plan_resize, resizable_instances
-from aimgpu.control.planning.steps import PutToSleep, Release
-from aimgpu.control.reconcile import Repair
-from aimgpu.control.repairs import Repairs
+from aimgpu.control.plan.preparation import prepare
+from aimgpu.control.plan.prepared import revision_of
+from aimgpu.control.plan.resize import Resize, find_resize, plan_resize, resizable_instances
+from aimgpu.control.plan.steps import Plan, PutToSleep, Release
+from aimgpu.control.repairs import Repair, Repairs
+from aimgpu.control.reservations import Reservations
 from aimgpu.control.restarts import Attempt, Restarts
-from aimgpu.control.runs.wait_ready import wait_until_ready
-from aimgpu.control.sleep.eviction_policy import Resident
-from aimgpu.control.snapshots import process_owners, take_snapshot
+from aimgpu.control.snapshots import SharedReading, process_owners, read_gpus, snapshot_of
 from aimgpu.control.statistics import Statistics
+from aimgpu.control.threads import Background, side_by_side
+from aimgpu.control.waiting import Wait, WaitingWakes, find_abandoned, find_diverged, find_waiting, still_diverged
 from aimgpu.domain import Deployment, Device, Grant, Instance, InstanceState, Refusal
 from aimgpu.engines.launchers.log import LOG_NAME
 from aimgpu.engines.launchers.log_bound import bound_log
@@ -78,16 +74,17 @@ class Controller:
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
         self._ledger = dependencies.ledger
-        self.changes = ChangeCounter()
+        self.changes = ChangeCounter(dependencies.effects)
         self.statistics = Statistics()
-        self._lock = threading.RLock()  # held while planning and charging; never while an engine drains or loads
-        self._reservations = Reservations()
+        self._effects = dependencies.effects
+        self._lock = self._effects.reentrant_lock()  # held while planning and charging; never while an engine drains or loads
+        self._reservations = Reservations(self._effects)
         self._lifecycle = Lifecycle(dependencies, self.changes)
         self._applier = Applier(dependencies, self._lifecycle, self._reservations, self.statistics, self._lock)
-        self._restarts = Restarts(self._ledger, dependencies.timing, self._place_again, self.changes)
+        self._restarts = Restarts(dependencies, self._place_again, self.changes)
         self._repairs = Repairs(dependencies, self._lifecycle)
-        self._waking = WaitingWakes()
-        self._ending = threading.Event()  # set under the lock: after it nothing is charged
+        self._waking = WaitingWakes(self._effects)
+        self._ending = self._effects.flag()  # set under the lock: after it nothing is charged
         parts = PlacerParts(
             lifecycle=self._lifecycle,
             applier=self._applier,
@@ -95,7 +92,8 @@ class Controller:
             waking=self._waking,
             lock=self._lock,
             ending=self._ending,
-            read_snapshot=self.snapshot,
+            readings=SharedReading(dependencies),
+            recent_preemptions=self._recent_preemptions,
         )
         self._placer = Placer(dependencies, parts)
         self._operations = 0
@@ -104,14 +102,13 @@ class Controller:
         self._diverged: dict[str, tuple[str, ...]] = {}  # at the last look
         self._abandoned: tuple[Instance, ...] = ()
         self._diverged_at = -math.inf
-        self._background = Background()
+        self._background = Background(self._effects)
 
     # --- reading ---
 
     def snapshot(self) -> Snapshot:
         """The machine and what is granted on it, as placement sees it."""
-        recent = self.statistics.preemptions_since(time.monotonic() - _HOUR_SECONDS)
-        return take_snapshot(self._dependencies, recent_preemptions=recent)
+        return snapshot_of(self._dependencies, read_gpus(self._dependencies), recent_preemptions=self._recent_preemptions())
 
     def devices(self) -> tuple[Device, ...]:
         """The GPUs, as read now."""
@@ -128,6 +125,12 @@ class Controller:
     def waiting(self) -> tuple[Retry, ...]:
         """Deployments that are wanted, could not be started, and are tried again or given up; from memory."""
         return self._restarts.waiting()
+
+    def waits(self) -> tuple[Wait, ...]:
+        """Every wanted replica that is neither ready nor asleep nor starting, with what ends its wait; from memory."""
+        under_way = self._restarts.trying | self._reservations.claimed  # before the instances: what they start is seen there
+        retries = {retry.deployment: retry for retry in self._restarts.waiting()}
+        return find_waiting(self.deployments(), self.instances(), retries, under_way)
 
     def waiting_for(self, name: str) -> Retry | None:
         """The same of one deployment."""
@@ -157,16 +160,21 @@ class Controller:
         if len(set(names)) != len(names):
             raise Conflict("two deployments have the same name", hint="Give each model its own name.")
         request = PlaceRequest(deployments=deployments, dry_run=dry_run, prune=prune, make_room=make_room, limits=limits)
-        known = self._restarts.known(names)
+        known, served = self._restarts.known(names), self._serving_as_wanted(deployments)
         plan, operation = self._placer.place(request, emit)
         if operation is None:
             if not dry_run:
                 self._count(plan, None)
             return ApplyResult(plan=plan, instances=self._of(names))
         self._restarts.forget({name: retry for name, retry in known.items() if name not in plan.queued})
-        self._restarts.keep_trying(known, self._run(operation, emit).started)
+        operation.gives_up = (
+            frozenset(names) - served - {name for name, retry in known.items() if retry.retry_at_ms is not None}
+        )
+        self._run(operation, emit)
         load_seconds = self._dependencies.timing.load_timeout_seconds
-        wait_until_ready(lambda: self._of_while_open(names), self.changes, emit, timeout_seconds=load_seconds)
+        wait_until_ready(
+            lambda: self._of_while_open(names), self.changes, emit, effects=self._effects, timeout_seconds=load_seconds
+        )
         return ApplyResult(plan=plan, instances=self._of(names))
 
     def release(self, names: Iterable[str] | None = None, *, emit: Emit = ignore, final: bool = False) -> None:
@@ -174,14 +182,18 @@ class Controller:
 
         `final`: nothing is deployed afterwards, and what is being prepared is refused; undone where the release fails.
         """
+        ends = False
         try:
             with self._lock:
                 if final:
+                    ends = not self._ending.is_set()
                     self._ending.set()
                 operation = self._commit_release(names)
             self._run(operation, emit)
+            self._lifecycle.remove_left_folders()
         except BaseException:
-            self._ending.clear()
+            if ends:
+                self._ending.clear()
             raise
 
     def sleep(self, name: str, *, emit: Emit = ignore) -> bool:
@@ -218,11 +230,8 @@ class Controller:
             return ApplyResult(plan=plan, instances=self._of([name]))
         outcome = self._run(operation, emit)
         if outcome.busy:
-            plan = Plan(operation="wake", refusals=(_busy_refusal(name, outcome.busy),))
+            plan = Plan(operation="wake", refusals=(_busy_refusal(name, outcome.busy),), room_may_come=True)
             self._waking.refused(item)
-        elif outcome.failed:
-            reason = next((one.reason for one in outcome.started if one.reason), "it did not start")
-            self._restarts.note_failure(name, reason)
         return ApplyResult(plan=plan, instances=self._of([name]))
 
     def change_layout(
@@ -230,9 +239,11 @@ class Controller:
     ) -> PlannedLayoutChange:
         """Stop what is in the way, change the layout, verify it, bring back what fits; on failure everything is restored."""
         while True:
+            occupants, reading = self._read_occupants(), self._placer.read_gpus()
             with self._lock:
-                occupants = self._read_occupants()
-                state = self._placer.read_state()
+                if self._placer.is_stale(reading):
+                    continue
+                state = self._placer.read_state(reading)
                 change = find_layout_change(state.snapshot, device_id, layout, occupants)
                 if dry_run or change.changes_nothing:
                     return change
@@ -241,24 +252,29 @@ class Controller:
                 if not self._reservations.holds(change.idle):
                     operation = self._applier.commit(plan_layout(change, state, reload_driver=reload_driver), state.snapshot)
                     break
-            time.sleep(_LOOK_SECONDS)  # another operation still needs room there
+            self._effects.pause(_LOOK_SECONDS)  # another operation still needs room there
         self._run(operation, emit)
         return change
 
     def resize(self, name: str, memory_bytes: int, *, dry_run: bool = False) -> Resize:
         """Change what a running model may hold on each of its GPUs, without restarting it."""
-        with self._lock:
-            self._placer.check_open()
-            state = self._placer.read_state()
-            instances = resizable_instances(state, name)
-            used = {grant.id: self._used_bytes(grant) for instance in instances for grant in instance.grants}
-            changes = find_resize(state, name, memory_bytes, used)
-            engine = self._dependencies.engines.get(instances[0].engine)
-            note = engine.resize_note if isinstance(engine, ResizeNoter) else _AT_ONCE
-            if not dry_run:
-                with self._lifecycle.holding_all(instances):
+        with ExitStack() as held:
+            reading = self._placer.read_gpus()
+            with self._lock:
+                self._placer.check_open()
+                if self._placer.is_stale(reading):
+                    raise Conflict("a GPU's layout changed meanwhile", hint="Try again.")
+                state = self._placer.read_state(reading)
+                instances = resizable_instances(state, name)
+                used = {grant.id: self._used_bytes(grant) for instance in instances for grant in instance.grants}
+                changes = find_resize(state, name, memory_bytes, used)
+                engine = self._dependencies.engines.get(instances[0].engine)
+                note = engine.resize_note if isinstance(engine, ResizeNoter) else _AT_ONCE
+                if not dry_run:
+                    held.enter_context(self._lifecycle.holding_all(instances))
                     operation = self._applier.commit(plan_resize(state, name, memory_bytes, changes), state.snapshot)
-                    self._run(operation, ignore)
+            if not dry_run:  # without the lock: what fails is undone, and that takes it
+                self._run(operation, ignore)
         return Resize(deployment=name, changes=changes, note=note)
 
     def amend(self, name: str, change: Callable[[Deployment], Deployment]) -> Deployment:
@@ -285,8 +301,9 @@ class Controller:
 
     def reconcile(self, *, emit: Emit = ignore, wait: bool = True) -> tuple[Repair, ...]:
         """Make the ledger equal the truth after whatever happened: adopt, restart, release, stop."""
+        devices = self._devices_at_start(emit)
         with self._lock:
-            repairs, adoptions = self._repairs.decide(self.devices())
+            repairs, adoptions = self._repairs.decide(devices)
             restarts = self._repairs.carry_out(repairs, emit)
             for left_open in self._ledger.operations():
                 self._ledger.finish(left_open.id)  # what it wanted is in the ledger, and is started below
@@ -302,16 +319,11 @@ class Controller:
         self._wake_half_asleep(emit, wait=wait)
         everyone = self.instances()
         self._bound_logs(everyone)
-        lost: dict[str, str] = {}
         looked = [one for one in everyone if one.state is InstanceState.READY or one.sleeps_in_place]
         # Asking an engine, and ending what is left of a dead one, may take seconds each.
         slow = [one for one in looked if self._lifecycle.is_due(one) or not self._lifecycle.is_running(one)]
-        reasons = side_by_side([partial(self._lifecycle.check_alive, one, emit) for one in slow], "check")
-        for instance, reason in zip(slow, reasons, strict=True):
-            if reason is not None:
-                lost[instance.deployment] = reason
-        for name, reason in lost.items():
-            self._restarts.note_failure(name, reason)
+        reasons = side_by_side([partial(self._lifecycle.check_alive, one, emit) for one in slow], "check", self._effects)
+        lost = dict.fromkeys(one.deployment for one, reason in zip(slow, reasons, strict=True) if reason is not None)
         self._release_unwanted(emit)
         self._converge(emit, wait=wait)
         return tuple(lost)
@@ -324,12 +336,12 @@ class Controller:
     def close(self) -> None:
         """What runs keeps running; what is being started is left to the next daemon."""
         self.leave()
-        deadline = time.monotonic() + self._dependencies.timing.close_seconds
-        self._restarts.close(deadline - time.monotonic())
-        self._repairs.close(max(0.0, deadline - time.monotonic()))
-        self._background.close(max(0.0, deadline - time.monotonic()))
-        while self._operations and time.monotonic() < deadline:
-            time.sleep(0.01)
+        deadline = self._effects.now() + self._dependencies.timing.close_seconds
+        self._restarts.close(deadline - self._effects.now())
+        self._repairs.close(max(0.0, deadline - self._effects.now()))
+        self._background.close(max(0.0, deadline - self._effects.now()))
+        while self._operations and self._effects.now() < deadline:
+            self._effects.pause(0.01)
         self._ledger.close()
 
     # --- placing ---
@@ -378,6 +390,9 @@ class Controller:
 
     # --- smaller ---
 
+    def _recent_preemptions(self) -> int:
+        return self.statistics.preemptions_since(self._effects.now() - _HOUR_SECONDS)
+
     def _find(self, name: str) -> Deployment:
         deployment = self._ledger.deployment(name)
         if deployment is None:
@@ -387,6 +402,15 @@ class Controller:
     def _of(self, names: Iterable[str]) -> tuple[Instance, ...]:
         chosen = set(names)
         return tuple(instance for instance in self.instances() if instance.deployment in chosen)
+
+    def _serving_as_wanted(self, deployments: Iterable[Deployment]) -> set[str]:
+        """Those that run already as they are asked for: one that dies meanwhile is tried again as before."""
+        current = {deployment.name: revision_of(deployment) for deployment in deployments}
+        return {
+            one.deployment
+            for one in self._of(current)
+            if one.state is InstanceState.READY and one.revision in (None, current[one.deployment])
+        }
 
     def _of_while_open(self, names: Iterable[str]) -> tuple[Instance, ...]:
         if self._lifecycle.is_leaving:
@@ -400,9 +424,19 @@ class Controller:
     def _read_occupants(self) -> Occupants:
         return Occupants(
             usage=tuple(self._dependencies.hardware.read_usage()),
-            owners=process_owners(self.instances()),
+            owners=process_owners(self._effects, self.instances()),
             helpers=frozenset(self._dependencies.attendants.pids()),
         )
+
+    def _devices_at_start(self, emit: Emit) -> tuple[Device, ...] | None:
+        """None: they do not answer. What runs is taken over all the same."""
+        try:
+            return self.devices()
+        except AimGpuError as error:
+            if self._ledger.set_aside is not None:
+                raise  # what is wanted is read from what runs, and can be granted where it is only once they answer
+            emit(Event(kind=EventKind.ERROR, text=error.message, data=error.to_json()))
+            return None
 
     def _on_lost(self, name: str, emit: Emit) -> None:
         if not self._ending.is_set():
@@ -421,13 +455,14 @@ class Controller:
 
     def _converge(self, emit: Emit, *, wait: bool) -> None:
         """Place again what was left otherwise than it is wanted, where that was so at two looks and nothing works on it."""
-        now = time.monotonic()
+        now = self._effects.now()
         if now - self._diverged_at < _DIVERGED_SECONDS:
             return
         self._diverged_at = now
         with self._lock:
             idle = not self._operations and not self._restarts.busy and not self._ending.is_set()
-            found = find_diverged(self.deployments(), self.instances()) if idle else {}
+            recorded = {retry.deployment for retry in self.waiting()}
+            found = find_diverged(self.deployments(), self.instances(), recorded) if idle else {}
             abandoned = find_abandoned(self.instances()) if idle else ()
         for instance in (one for one in abandoned if one in self._abandoned and self._lifecycle.is_idle(one.id)):
             self._end_abandoned(instance, emit)
@@ -445,12 +480,13 @@ class Controller:
             emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=text))
 
     def _wake_half_asleep(self, emit: Emit, *, wait: bool) -> None:
-        """Replicas that found no room when their deployment woke follow when there is some."""
+        """Replicas that found no room when their deployment woke follow when there is some; nothing is unloaded for them."""
         ready = {one.deployment for one in self.instances() if one.state is InstanceState.READY}
         asleep = {one.deployment for one in self.instances() if one.state is InstanceState.SLEEPING}
-        now = time.monotonic()
-        due = [name for name in ready & asleep if self._heal_at.get(name, 0.0) <= now]
-        if not due or self._operations:
+        now = self._effects.now()
+        taken = self._reservations.claimed
+        due = [name for name in sorted((ready & asleep) - taken) if self._heal_at.get(name, 0.0) <= now]
+        if not due:
             return
         self._heal_at = {name: at for name, at in self._heal_at.items() if name in ready & asleep}
         self._heal_at |= dict.fromkeys(due, now + self._dependencies.timing.room_retry_seconds)
@@ -465,8 +501,9 @@ class Controller:
             self.wake(name, emit=emit)
 
     def _bound_logs(self, instances: Sequence[Instance]) -> None:
-        if time.monotonic() - self._logs_bounded_at >= _BOUND_LOGS_SECONDS:
-            self._logs_bounded_at = time.monotonic()
+        if self._effects.now() - self._logs_bounded_at >= _BOUND_LOGS_SECONDS:
+            self._logs_bounded_at = self._effects.now()
+            self._lifecycle.remove_left_folders()
             for instance in instances:
                 bound_log(self._dependencies.runs / instance.id / LOG_NAME)
 
@@ -494,5 +531,33 @@ class Controller:
 
 
 def _busy_refusal(name: str, busy: Sequence[str]) -> Refusal:
-    summary = f"{', '.join(dict.fromkeys(busy))} could not be unloaded for it: requests are in flight"
+    summary = f"{', '.join(dict.fromkeys(busy))} could not be put to sleep for it: requests are in flight"
     return Refusal(ask=name, summary=summary, reasons=())
+
+
+_UNSETTLED = frozenset({InstanceState.QUEUED, InstanceState.LOADING})
+_SETTLE_LOOK_SECONDS = 1.0
+
+
+def wait_until_ready(
+    read: Callable[[], Iterable[Instance]], changes: ChangeCounter, emit: Emit, *, effects: Effects, timeout_seconds: float
+) -> None:
+    """Returns when none of them is queued or loading; emits the state that each came to. An error of `read` ends the wait."""
+    deadline = effects.now() + timeout_seconds
+    shown: dict[str, InstanceState] = {}
+    seen = changes.version
+    while effects.now() < deadline:
+        found = list(read())
+        unsettled = [instance for instance in found if instance.state in _UNSETTLED]
+        for instance in found:
+            if instance in unsettled or instance.id in shown:
+                _emit_state(instance, shown, emit)
+        if not unsettled:
+            return
+        seen = changes.wait(seen, _SETTLE_LOOK_SECONDS)
+
+
+def _emit_state(instance: Instance, shown: dict[str, InstanceState], emit: Emit) -> None:
+    if shown.get(instance.id) is not instance.state:
+        shown[instance.id] = instance.state
+        emit(state_event(instance))

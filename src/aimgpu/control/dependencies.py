@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from aimgpu.control.effects import REAL, Effects
 from aimgpu.control.unattributed_memory import UnattributedMemory
 from aimgpu.domain import Deployment, Footprint, Instance
 from aimgpu.engines.protocols import Engine, Launcher, LocalModel, ModelStore
@@ -97,5 +98,6 @@ class Dependencies:
     timing: Timing = field(default_factory=Timing)
     learn: Learner = learn_nothing
     note_shortfall: ShortfallNote = note_nothing
+    effects: Effects = REAL
     hidden_use: UnattributedMemory = field(default_factory=UnattributedMemory)
     attendants: HelperProcesses = field(default_factory=NoHelperProcesses)

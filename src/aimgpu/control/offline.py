@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aimgpu.control.effects import REAL
 from aimgpu.control.snapshots import foreign_bytes, process_owners_of, this_node
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.domain import DeviceUsage
@@ -95,4 +96,4 @@ def _owners(sources: MachineSources, usage: Mapping[str, DeviceUsage]) -> dict[i
     if not any(item.processes for item in usage.values()):
         return {}
     started = [found for launcher in sources.launchers().values() for found in launcher.find_started().items()]
-    return process_owners_of({process.pid: instance_id for instance_id, process in started})
+    return process_owners_of(REAL, {process.pid: instance_id for instance_id, process in started})

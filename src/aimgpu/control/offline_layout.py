@@ -1,22 +1,21 @@
 """Change a layout where no daemon runs: planned, recorded and undone as a daemon would."""
 
-import threading
 from dataclasses import replace
 
+from aimgpu.control.apply import Applier
 from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, ignore
-from aimgpu.control.lifecycle.lifecycle import Lifecycle
-from aimgpu.control.operations.applier import Applier
-from aimgpu.control.operations.reservations import Reservations
-from aimgpu.control.planning.layout_plan import (
+from aimgpu.control.instance.lifecycle import Lifecycle
+from aimgpu.control.plan.layout import (
     Occupants,
     PlannedLayoutChange,
     check_layout_change,
     find_layout_change,
     plan_layout,
 )
-from aimgpu.control.planning.plan import ControlState
+from aimgpu.control.plan.steps import ControlState
+from aimgpu.control.reservations import Reservations
 from aimgpu.control.snapshots import take_snapshot
 from aimgpu.control.statistics import Statistics
 
@@ -36,8 +35,9 @@ def change_layout_offline(
     if change.changes_nothing:
         return change
     check_layout_change(change, occupants, reload_driver=reload_driver)
-    lifecycle = Lifecycle(dependencies, ChangeCounter())
-    applier = Applier(dependencies, lifecycle, Reservations(), Statistics(), threading.RLock())
+    effects = dependencies.effects
+    lifecycle = Lifecycle(dependencies, ChangeCounter(effects))
+    applier = Applier(dependencies, lifecycle, Reservations(effects), Statistics(), effects.reentrant_lock())
     plan = replace(plan_layout(change, state, reload_driver=reload_driver), restarts=())
     outcome = applier.run(applier.commit(plan, state.snapshot), emit)
     if outcome.error is not None:

@@ -1,35 +1,121 @@
-"""Finds places for deployments: prepares them, waits for other operations on them, plans and commits, one at a time."""
+"""Finds places for deployments: prepares them, waits for other operations on them, plans and commits, one at a time.
 
-import threading
+Restarts that come at the same time are planned by one of them for all: one snapshot, one plan, one transaction.
+"""
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from aimgpu.control.apply import Applier, CommittedPlan
 from aimgpu.control.dependencies import Dependencies
+from aimgpu.control.effects import Effects, Flag, Lock
 from aimgpu.control.events import Emit, Event, EventKind
-from aimgpu.control.lifecycle.lifecycle import Lifecycle
-from aimgpu.control.operations.applier import Applier, CommittedPlan
-from aimgpu.control.operations.reservations import DeploymentClaim, Reservations
-from aimgpu.control.operations.wakes import WaitingWakes
-from aimgpu.control.planning.plan import ControlState, Plan
-from aimgpu.control.planning.preparation import prepare
-from aimgpu.control.planning.prepared import Prepared, revision_of
-from aimgpu.control.planning.resize_carryover import carry_over
-from aimgpu.control.planning.room_plan import RoomRequest, plan_room
-from aimgpu.control.planning.split_plan import split_plan
-from aimgpu.control.planning.stack_plan import needs_work, plan_stack, plan_stack_with_queue
-from aimgpu.control.planning.steps import changing_partitions
-from aimgpu.control.planning.wake_plan import Rivals, plan_wake
-from aimgpu.control.shared_planning import Placed, SharedPlanning, WaitingRestart
-from aimgpu.control.sleep.eviction_policy import Resident
+from aimgpu.control.instance.lifecycle import Lifecycle
+from aimgpu.control.plan.eviction import Resident
+from aimgpu.control.plan.preparation import prepare
+from aimgpu.control.plan.prepared import Prepared, revision_of
+from aimgpu.control.plan.room import RoomRequest, plan_room
+from aimgpu.control.plan.stack import carry_over, needs_work, plan_stack, plan_stack_with_queue, split_plan
+from aimgpu.control.plan.steps import ControlState, Plan, changing_partitions
+from aimgpu.control.plan.wake import Rivals, plan_wake
+from aimgpu.control.reservations import DeploymentClaim, Reservations
+from aimgpu.control.snapshots import Reading, SharedReading, snapshot_of
+from aimgpu.control.stack.names import find_clash
+from aimgpu.control.waiting import WaitingWakes
 from aimgpu.domain import Deployment
 from aimgpu.errors import AimGpuError, Conflict
-from aimgpu.placement import Snapshot
 from aimgpu.placement.preemption.eviction_sets import Limits
 
 _LOOK_SECONDS = 0.2
 _LEAST_TOGETHER = 2
+
+
+# A plan with what was committed of it, or the operations to wait for before it is tried again.
+Placed = tuple[Plan, CommittedPlan | None] | list[DeploymentClaim]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class WaitingRestart:
+    """One deployment that is prepared, and is to be placed again."""
+
+    deployment: Deployment
+    ready: Mapping[str, Prepared]
+    emit: Emit
+    done: Flag
+    placed: Placed | None = None
+    error: Exception | None = None
+
+    def settle(self, place: Callable[[], Placed]) -> None:
+        """Keep what `place` returns or raises, for the thread that waits for it."""
+        try:
+            self.placed = place()
+        except Exception as error:  # noqa: BLE001 - raised again in that thread
+            self.error = error
+        self.done.set()
+
+    def result(self) -> Placed:
+        if self.error is not None:
+            raise self.error
+        if self.placed is None:
+            raise RuntimeError(f"{self.deployment.name} was not placed")
+        return self.placed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """One reading of the GPUs, and which layouts it was begun under."""
+
+    reading: Reading
+    layouts_version: int
+
+
+class SharedPlanning:
+    """Thread-safe. `lock` is the planning lock; `place` settles every one that it is given, with the lock held."""
+
+    def __init__(
+        self,
+        effects: Effects,
+        lock: Lock,
+        read: Callable[[], GpuReading],
+        place: Callable[[Sequence[WaitingRestart], GpuReading], None],
+    ) -> None:
+        self._lock = lock
+        self._read = read
+        self._place = place
+        self._leading = effects.lock()  # held while the GPUs are read for all that wait
+        self._waiting: list[WaitingRestart] = []
+        self._waiting_lock = effects.lock()
+
+    def plan(self, restart: WaitingRestart) -> Placed:
+        """One thread reads the GPUs and plans for all that wait by then, the most urgent first; the others wait for it."""
+        with self._waiting_lock:
+            self._waiting.append(restart)
+        with self._leading:
+            if not restart.done.is_set():
+                self._plan_all()
+        return restart.result()
+
+    def _plan_all(self) -> None:
+        try:
+            reading = self._read()
+        except AimGpuError as error:
+            self._settle(error)
+            return
+        with self._lock:
+            self._place(self._take(), reading)
+
+    def _settle(self, error: AimGpuError) -> None:
+        for one in self._take():
+            one.error = error
+            one.done.set()
+
+    def _take(self) -> list[WaitingRestart]:
+        """The most urgent first."""
+        with self._waiting_lock:
+            taken, self._waiting = self._waiting, []
+        return sorted(taken, key=lambda one: -one.deployment.ask.priority.rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +138,10 @@ class PlacerParts:
     applier: Applier
     reservations: Reservations
     waking: WaitingWakes
-    lock: threading.RLock
-    ending: threading.Event
-    read_snapshot: Callable[[], Snapshot]
+    lock: Lock
+    ending: Flag
+    readings: SharedReading
+    recent_preemptions: Callable[[], int]
 
 
 class Placer:
@@ -69,8 +156,9 @@ class Placer:
         self._waking = parts.waking
         self._lock = parts.lock
         self._ending = parts.ending
-        self._read_snapshot = parts.read_snapshot
-        self._shared = SharedPlanning(parts.lock, self._place_restarts)
+        self._readings = parts.readings
+        self._recent_preemptions = parts.recent_preemptions
+        self._shared = SharedPlanning(dependencies.effects, parts.lock, self.read_gpus, self._place_restarts)
 
     def place(
         self, request: PlaceRequest, emit: Emit, planned: Callable[[], None] = lambda: None
@@ -85,10 +173,12 @@ class Placer:
                     ready[item.name] = prepare(self._dependencies, item, follow, may_fetch=not request.dry_run)
             current = replace(request, deployments=deployments)
             if request.again and len(deployments) == 1:
-                found = self._shared.plan(WaitingRestart(deployment=deployments[0], ready=ready, emit=emit))
+                done = self._dependencies.effects.flag()
+                found = self._shared.plan(WaitingRestart(deployment=deployments[0], ready=ready, emit=emit, done=done))
             else:
+                reading = self.read_gpus()
                 with self._lock:
-                    found = self._try_to_place(current, ready, emit)
+                    found = self._try_to_place(current, ready, emit, reading)
             if isinstance(found, tuple):
                 planned()
                 return found
@@ -96,18 +186,19 @@ class Placer:
 
     def place_waking(self, item: Prepared, residents: Sequence[Resident]) -> tuple[Plan, CommittedPlan | None]:
         while True:
+            reading = self.read_gpus()
             with self._lock:
                 self.check_open()
                 self._check_wanted([item.deployment])
                 claims = self._reservations.claims_on([item.name])
-                if not claims:
+                if not claims and not self.is_stale(reading):
                     rivals = Rivals(
                         residents=residents,
                         least_residency_seconds=self._dependencies.timing.least_residency_seconds,
                         waited_seconds=self._waking.waited_seconds(item.name),
                         ahead=self._waking.ahead_of(item),
                     )
-                    state = self.read_state()
+                    state = self.read_state(reading)
                     plan = plan_wake(item, state, rivals)
                     if plan.refusals:
                         self._waking.refused(item)
@@ -118,12 +209,23 @@ class Placer:
                     return plan, self._applier.commit(plan, state.snapshot)
             self._wait_for(claims)
 
-    def read_state(self) -> ControlState:
-        """One snapshot per plan."""
+    def read_gpus(self) -> GpuReading:
+        """Without the lock: a driver may take long to answer, and what frees memory must not wait for it."""
+        version = self._reservations.layouts_version
+        return GpuReading(reading=self._readings.read(), layouts_version=version)
+
+    def is_stale(self, reading: GpuReading) -> bool:
+        """Whether a layout changed since it was begun."""
+        return reading.layouts_version != self._reservations.layouts_version
+
+    def read_state(self, reading: GpuReading) -> ControlState:
+        """One snapshot per plan. The reading must not be stale."""
         return ControlState(
             wanted={deployment.name: deployment for deployment in self._ledger.deployments()},
             running=self._ledger.instances(),
-            snapshot=self._reservations.apply_to(self._read_snapshot()),
+            snapshot=self._reservations.apply_to(
+                snapshot_of(self._dependencies, reading.reading, recent_preemptions=self._recent_preemptions())
+            ),
         )
 
     def check_open(self) -> None:
@@ -139,21 +241,21 @@ class Placer:
 
         return follow
 
-    def _place_restarts(self, restarts: Sequence[WaitingRestart]) -> None:
+    def _place_restarts(self, restarts: Sequence[WaitingRestart], reading: GpuReading) -> None:
         """Together where all fit and none depends on another, else one by one, so that one that does not fit stops no other."""
         with suppress(AimGpuError):
-            self._place_together(restarts)
+            self._place_together(restarts, reading)
         for one in restarts:
             if not one.done.is_set():
                 request = PlaceRequest(deployments=[one.deployment], again=True)
-                one.settle(partial(self._try_to_place, request, one.ready, one.emit))
+                one.settle(partial(self._try_to_place, request, one.ready, one.emit, reading))
 
-    def _place_together(self, restarts: Sequence[WaitingRestart]) -> None:
+    def _place_together(self, restarts: Sequence[WaitingRestart], reading: GpuReading) -> None:
         self.check_open()
         chosen = {one.deployment.name: one for one in restarts if self._may_join(one)}
-        if len(chosen) < _LEAST_TOGETHER:
+        if len(chosen) < _LEAST_TOGETHER or self.is_stale(reading):
             return
-        state = self.read_state()
+        state = self.read_state(reading)
         ready = [one.ready[name] for name, one in chosen.items()]
         plans = split_plan(plan_stack(ready, state, deployments=[one.deployment for one in chosen.values()]))
         if plans is None or plans.keys() != chosen.keys() or not all(plan.begins for plan in plans.values()):
@@ -169,8 +271,8 @@ class Placer:
         wanted = self._ledger.deployment(item.name) == item and prepared is not None and prepared.deployment == item
         return wanted and bool(self._changed([item])) and not self._reservations.claims_on([item.name])
 
-    def _try_to_place(self, request: PlaceRequest, ready: Mapping[str, Prepared], emit: Emit) -> Placed:
-        """Or the claims of other operations that must end first, none: only a change of layout, or something to prepare."""
+    def _try_to_place(self, request: PlaceRequest, ready: Mapping[str, Prepared], emit: Emit, reading: GpuReading) -> Placed:
+        """Or the claims of operations that must end first; none: a layout changes, or something must be prepared or read."""
         self.check_open()
         if request.again:
             self._check_wanted(request.deployments)
@@ -179,9 +281,11 @@ class Placer:
             self._supersede(claims, request)
             return claims
         changed = self._changed(request.deployments)
-        if any(item.name not in ready or ready[item.name].deployment != item for item in changed):
+        unprepared = any(item.name not in ready or ready[item.name].deployment != item for item in changed)
+        if unprepared or self.is_stale(reading):
             return []
-        state = self.read_state()
+        state = self.read_state(reading)
+        _check_names(request, state)
         plan = self._plan([ready[item.name] for item in changed], request, state, emit)
         if plan.refusals and self._reservations.layouts_change and not request.dry_run:
             return []
@@ -245,3 +349,12 @@ def _announced(plan: Plan, operation: CommittedPlan, emit: Emit) -> Placed:
     with suppress(AimGpuError):  # it is committed: it is carried out, or left to the next daemon
         _emit_plan(plan, emit)
     return plan, operation
+
+
+def _check_names(request: PlaceRequest, state: ControlState) -> None:
+    """Raises Conflict where a caller could not tell two models apart."""
+    names = {item.name for item in request.deployments}
+    beside = () if request.prune else [item for name, item in state.wanted.items() if name not in names]
+    clash = find_clash([*beside, *request.deployments])
+    if clash is not None:
+        raise Conflict(clash.text, hint=clash.hint)

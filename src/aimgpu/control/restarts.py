@@ -1,22 +1,21 @@
 """Starts again what is wanted and gone, each deployment on its own, the most urgent first, with pauses that grow."""
 
+import logging
 import math
-import random
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from aimgpu.control.changes import ChangeCounter
-from aimgpu.control.dependencies import Timing
+from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind, ignore
-from aimgpu.control.operations.threads import Background, side_by_side
-from aimgpu.control.operations.turns import PlanningTurn
-from aimgpu.control.retry import after_failure, after_refusal, is_due, is_stale
-from aimgpu.domain import Deployment, Instance, InstanceState
+from aimgpu.control.threads import Background, side_by_side
+from aimgpu.control.waiting import PlanningTurn, after_refusal, is_due, is_stale
+from aimgpu.domain import Deployment
 from aimgpu.errors import AimGpuError, Conflict
-from aimgpu.ledger import Ledger, Retry
+from aimgpu.ledger import Retry
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,29 +26,38 @@ class Attempt:
     failed: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One restart; `give_up` where it cannot even begin."""
+
+    work: Callable[[], None]
+    give_up: Callable[[], None]
+
+    def __call__(self) -> None:
+        try:
+            self.work()
+        finally:
+            self.give_up()
+
+
 class PlaceAgain(Protocol):
     """Places a deployment again; calls `planned` once it is charged. `follow` gets what happens before that."""
 
     def __call__(self, deployment: Deployment, planned: Callable[[], None], follow: Emit, emit: Emit) -> Attempt: ...
 
 
-def now_ms() -> int:
-    """Wall clock: retries are kept over restarts of the daemon."""
-    return time.time_ns() // 1_000_000
-
-
 class Restarts:
     """Thread-safe. The pauses are in the ledger, so that they hold over restarts of the daemon."""
 
-    def __init__(self, ledger: Ledger, timing: Timing, place: PlaceAgain, changes: ChangeCounter) -> None:
-        self._ledger = ledger
-        self._timing = timing
+    def __init__(self, dependencies: Dependencies, place: PlaceAgain, changes: ChangeCounter) -> None:
+        self._ledger = dependencies.ledger
+        self._timing = dependencies.timing
+        self._effects = dependencies.effects
         self._place = place
         self._changes = changes
-        self._background = Background()
+        self._background = Background(dependencies.effects)
         self._trying: set[str] = set()
-        self._lock = threading.Lock()
-        self._records = threading.RLock()  # a record is read, compared and replaced
+        self._lock = dependencies.effects.lock()
 
     def waiting(self) -> tuple[Retry, ...]:
         """Wanted deployments that wait for another try, or for which none is left."""
@@ -64,6 +72,12 @@ class Restarts:
         return found if waits and self._ledger.deployment(name) is not None else None
 
     @property
+    def trying(self) -> frozenset[str]:
+        """Deployments that are being started again."""
+        with self._lock:
+            return frozenset(self._trying)
+
+    @property
     def busy(self) -> bool:
         """Whether something is being started again."""
         with self._lock:
@@ -74,15 +88,7 @@ class Restarts:
         with self._lock:
             trying = set(self._trying)
         due = (one.retry_at_ms for one in self._ledger.retries() if one.deployment not in trying)
-        return max(0.0, (min((at for at in due if at is not None), default=math.inf) - now_ms()) / 1000)
-
-    def note_failure(self, name: str, reason: str) -> Retry:
-        """Counted, and tried again after a pause."""
-        failed = Retry(deployment=name, reason=reason, last_failure_ms=now_ms())
-        with self._records:
-            retry = after_failure(self._ledger.retry(name), failed, self._timing, random.random())  # noqa: S311 - jitter
-            self._keep(retry)
-        return retry
+        return max(0.0, (min((at for at in due if at is not None), default=math.inf) - self._effects.wall_ms()) / 1000)
 
     def known(self, names: Iterable[str]) -> dict[str, Retry]:
         """What is recorded of them now, for `forget`."""
@@ -91,19 +97,12 @@ class Restarts:
 
     def forget(self, known: Mapping[str, Retry]) -> None:
         """A new request for them starts counting from zero. What failed since `known` was read is not forgotten."""
-        with self._records:
+        with self._ledger.held():
             self._ledger.forget_retries(*(name for name, retry in known.items() if self._ledger.retry(name) == retry))
-
-    def keep_trying(self, known: Mapping[str, Retry], started: Iterable[Instance]) -> None:
-        """A request came in place of a try that was due: what it started and failed is tried again as it was before."""
-        for one in started:
-            waited = one.deployment in known and known[one.deployment].retry_at_ms is not None
-            if waited and one.state is InstanceState.FAILED:
-                self.note_failure(one.deployment, one.reason or "it did not start")
 
     def retry_due(self, emit: Emit, *, wait: bool) -> None:
         """Try those again whose time has come; counts of failures long past are dropped."""
-        now = now_ms()
+        now = self._effects.wall_ms()
         known = self._ledger.retries()
         wanted = {deployment.name for deployment in self._ledger.deployments()}
         past = {one.deployment: one for one in known if is_stale(one, now) or one.deployment not in wanted}
@@ -119,13 +118,17 @@ class Restarts:
         going = [deployment for deployment in self._ledger.deployments() if deployment.name in chosen]
         self._give_back(chosen - {deployment.name for deployment in going})
         going.sort(key=lambda deployment: -deployment.ask.priority.rank)
-        turns = [PlanningTurn(deployment.ask.priority.rank) for deployment in going]
+        turns = [PlanningTurn(deployment.ask.priority.rank, self._effects) for deployment in going]
         calls = [self._call(deployment, turn, turns, emit) for deployment, turn in zip(going, turns, strict=True)]
         if wait:
-            side_by_side(calls, "restart")
+            side_by_side(calls, "restart", self._effects)
             return
         for call in calls:
-            self._background.run(call, "restart")
+            try:
+                self._background.run(call, "restart")
+            except RuntimeError:  # no thread could be started: the next round tries again
+                log.exception("restart.failed")
+                call.give_up()
 
     def close(self, timeout_seconds: float) -> None:
         """What is being started is left to the next daemon."""
@@ -141,21 +144,19 @@ class Restarts:
         with self._lock:
             self._trying -= set(names)
 
-    def _call(
-        self, deployment: Deployment, turn: PlanningTurn, turns: Sequence[PlanningTurn], emit: Emit
-    ) -> Callable[[], None]:
+    def _call(self, deployment: Deployment, turn: PlanningTurn, turns: Sequence[PlanningTurn], emit: Emit) -> "_Call":
         earlier = [one for one in turns if one.rank > turn.rank]
 
         def work() -> None:
-            try:
-                for one in earlier:
-                    one.wait()
-                self._try(deployment, turn, emit)
-            finally:
-                turn.end()
-                self._give_back([deployment.name])
+            for one in earlier:
+                one.wait()
+            self._try(deployment, turn, emit)
 
-        return work
+        def end() -> None:
+            turn.end()
+            self._give_back([deployment.name])
+
+        return _Call(work, end)
 
     def _try(self, deployment: Deployment, turn: PlanningTurn, emit: Emit) -> None:
         """A restart that fails is shown, not raised: it was not asked for just now."""
@@ -179,7 +180,7 @@ class Restarts:
             self._note(known, deployment.name, attempt, emit)
 
     def _note(self, known: Retry | None, name: str, attempt: Attempt, emit: Emit) -> None:
-        with self._records:
+        with self._ledger.held():
             self._note_attempt(known, name, attempt, emit)
 
     def _note_attempt(self, known: Retry | None, name: str, attempt: Attempt, emit: Emit) -> None:
@@ -187,18 +188,16 @@ class Restarts:
             self._note_refusal(known, name, attempt.refused, self._timing.room_retry_seconds)
             if known is None or known.reason != attempt.refused:
                 emit(Event(kind=EventKind.REFUSED, deployment=name, text=attempt.refused))
-        elif attempt.failed is not None:
-            self.note_failure(name, attempt.failed)
-        elif self._ledger.retry(name) != known:
-            return  # it failed again since this try began, and stays due
+        elif attempt.failed is not None or self._ledger.retry(name) != known:
+            return  # it failed in this try or since it began: that was recorded with the failure, and it stays due
         elif known is not None and known.failures:
             self._keep(replace(known, retry_at_ms=None, exhausted=False))  # it counts until it has run for long
         else:
             self._ledger.forget_retries(name)
 
     def _note_refusal(self, known: Retry | None, name: str, reason: str, pause_seconds: float) -> None:
-        refused = Retry(deployment=name, reason=reason, last_failure_ms=now_ms())
-        with self._records:
+        refused = Retry(deployment=name, reason=reason, last_failure_ms=self._effects.wall_ms())
+        with self._ledger.held():
             self._keep(after_refusal(self._ledger.retry(name) or known, refused, pause_seconds))
 
     def _keep(self, retry: Retry) -> None:

@@ -1,31 +1,102 @@
 """One look at the machine and the ledger, as placement wants it."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import psutil
 
 from aimgpu.control.dependencies import Dependencies
+from aimgpu.control.effects import Effects
 from aimgpu.control.unattributed_memory import UnattributedMemory
 from aimgpu.domain import Ask, Device, DeviceUsage, Grant, Instance
+from aimgpu.errors import AimGpuError
 from aimgpu.placement import DeviceState, NodeState, Snapshot
 from aimgpu.placement.snapshot import UNKNOWN_PARTITION
-from aimgpu.procfs import read_processes
 from aimgpu.units import GIB
 
 _DRIVERS_OWN_BYTES = GIB  # an idle MI300X was seen to use 297 MiB, and each process adds page tables
 
 
-def take_snapshot(dependencies: Dependencies, *, recent_preemptions: int = 0) -> Snapshot:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What takes time to find out: the GPUs, what others hold on them, and what isolation can give there.
+
+    What is granted, and to whom, is taken from the ledger when a snapshot is made of it.
+    """
+
+    states: tuple[DeviceState, ...]
+
+
+def take_snapshot(dependencies: Dependencies) -> Snapshot:
+    """Reads the GPUs, so never under a lock that others need."""
+    return snapshot_of(dependencies, read_gpus(dependencies))
+
+
+def read_gpus(dependencies: Dependencies) -> Reading:
+    """May take as long as a driver takes to answer."""
     devices = dependencies.hardware.read_devices()
     usage = {item.device_id: item for item in dependencies.hardware.read_usage()}
     grants = dependencies.ledger.grants()
     seen = any(item.processes for item in usage.values())
-    ours = frozenset(process_owners(dependencies.ledger.instances())) if seen else frozenset[int]()
-    states = tuple(_device_state(dependencies, device, usage.get(device.id), grants, ours) for device in devices)
+    ours = frozenset(process_owners(dependencies.effects, dependencies.ledger.instances())) if seen else frozenset[int]()
+    return Reading(states=tuple(_device_state(dependencies, device, usage.get(device.id), grants, ours) for device in devices))
+
+
+def snapshot_of(dependencies: Dependencies, reading: Reading, *, recent_preemptions: int = 0) -> Snapshot:
+    """The reading with what is granted now; from memory."""
+    grants = dependencies.ledger.grants()
+    states = tuple(
+        replace(state, grants=tuple(grant for grant in grants if grant.device_id == state.device.id))
+        for state in reading.states
+    )
     running = _running(dependencies)
     return Snapshot(
         nodes=(this_node(dependencies.node, states, running.values()),), running=running, recent_preemptions=recent_preemptions
     )
+
+
+class SharedReading:
+    """Those who ask while the GPUs are being read share the next reading, which begins after they asked. Thread-safe."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        self._changed = dependencies.effects.condition()
+        self._begun = 0
+        self._busy = False
+        self._last: tuple[int, Reading | AimGpuError] | None = None  # with its number
+
+    def read(self) -> Reading:
+        """Raises what the driver raises."""
+        with self._changed:
+            wanted = self._begun + 1
+            while self._busy and (self._last is None or self._last[0] < wanted):
+                self._changed.wait()
+            if self._last is not None and self._last[0] >= wanted:
+                return _found(self._last[1])
+            self._busy, self._begun = True, self._begun + 1
+            number = self._begun
+        found: Reading | AimGpuError | None = None
+        try:
+            found = _try_to_read(self._dependencies)
+        finally:
+            with self._changed:
+                self._busy = False
+                self._last = (number, found) if found is not None else None
+                self._changed.notify_all()
+        return _found(found)
+
+
+def _try_to_read(dependencies: Dependencies) -> Reading | AimGpuError:
+    try:
+        return read_gpus(dependencies)
+    except AimGpuError as error:
+        return error
+
+
+def _found(found: Reading | AimGpuError) -> Reading:
+    if isinstance(found, Reading):
+        return found
+    raise found
 
 
 def this_node(name: str, states: tuple[DeviceState, ...], running: Iterable[Ask] = ()) -> NodeState:
@@ -129,17 +200,17 @@ def _running(dependencies: Dependencies) -> dict[str, Ask]:
     }
 
 
-def process_owners(instances: Iterable[Instance]) -> dict[int, str]:
+def process_owners(effects: Effects, instances: Iterable[Instance]) -> dict[int, str]:
     """Instances by pid: their processes and everything below them."""
-    return process_owners_of({one.process.pid: one.id for one in instances if one.process is not None})
+    return process_owners_of(effects, {one.process.pid: one.id for one in instances if one.process is not None})
 
 
-def process_owners_of(roots: Mapping[int, str]) -> dict[int, str]:
+def process_owners_of(effects: Effects, roots: Mapping[int, str]) -> dict[int, str]:
     """The same by the pids of their first processes; one pass over /proc, whatever their number."""
     if not roots:
         return {}
     children: dict[int, list[int]] = {}
-    for pid, parent in ((entry.pid, entry.parent_pid) for entry in read_processes()):
+    for pid, parent in ((entry.pid, entry.parent_pid) for entry in effects.read_processes()):
         children.setdefault(parent, []).append(pid)
     owners: dict[int, str] = {}
     for root, instance_id in roots.items():

@@ -6,7 +6,8 @@ from json import loads
 from pathlib import Path
 from typing import Any
 
-from aimgpu.control.planning.preparation import are_simulated, suited_engines, vendor_for
+from aimgpu.control.plan.preparation import are_simulated, check_format, formats_of, suited_engines, vendor_for
+from aimgpu.control.sizing_inputs.model_names import unreadable
 from aimgpu.control.sizing_inputs.sizing_basis import SizingBasis, basis_from_json, basis_to_json, estimate_on
 from aimgpu.domain import Ask, Auto, Deployment, Device, Footprint
 from aimgpu.engines.protocols import Engine, LocalModel, ModelStore
@@ -14,6 +15,7 @@ from aimgpu.errors import InvalidInput, UnknownModel
 from aimgpu.files import read_bounded
 from aimgpu.isolation.protocols import Isolator
 from aimgpu.placement import DeviceState, NodeState, Snapshot, snapshot_from_json, snapshot_to_json
+from aimgpu.sizing.engines.table import ENGINE_SIZINGS
 
 _LARGEST_SNAPSHOT = 1 << 30  # 100,000 GPUs have some 640 MB
 _SIZING = "sizing"  # beside the snapshot's own keys
@@ -53,7 +55,7 @@ def world_to_json(world: World) -> dict[str, Any]:
 
 
 def read_saved_world(path: Path) -> tuple[Snapshot, SizingBasis | None]:
-    """A file of `aimgpu snapshot`; older versions wrote it without what models are sized by."""
+    """A file of `aimgpu snapshot`. Without what models are sized by where it is the answer of the daemon's API."""
     try:
         table = loads(read_bounded(path, _LARGEST_SNAPSHOT).decode("utf-8"))
     except OSError as error:
@@ -119,6 +121,8 @@ def _size(deployment: Deployment, world: World, choices: EngineChoices) -> Sized
     devices = [state.device for _, state in world.snapshot.devices()]
     vendor = vendor_for(deployment.ask, devices)
     device = next((each for each in devices if each.vendor is vendor), None)
+    if engine not in ENGINE_SIZINGS:
+        return SizedAsk(ask=deployment.ask, engine=engine)
     try:
         request = world.basis.request(deployment, engine, local, device)
     except UnknownModel as error:
@@ -143,14 +147,21 @@ def _engine_for(
     deployment: Deployment, local: LocalModel | None, world: World, choices: EngineChoices
 ) -> tuple[str, tuple[str, ...]]:
     """The engine that `aimgpu up` would choose there; on GPUs yet to be had the best that serves such files."""
+    model = deployment.model
     if deployment.engine is not None:
+        if deployment.engine in choices.engines:
+            check_format(choices.engines[deployment.engine], model, local)
         return deployment.engine, ()
     engines = choices.engines.values()
     runnable = world.basis.runnable
-    anywhere = suited_engines(engines, local, simulated=False)
+    anywhere = suited_engines(engines, model, local, simulated=False)
     best = anywhere[0] if anywhere else choices.default
     if runnable is None or deployment.launcher in choices.bringing_launchers:
         return best, ()
     simulated = all(state.device.simulated for _, state in world.snapshot.devices())
-    here = [name for name in suited_engines(engines, local, simulated=simulated) if name in runnable]
-    return (here[0], ()) if here else (best, (f"no engine can run it here; it is sized as for {best}",))
+    here = [name for name in suited_engines(engines, model, local, simulated=simulated) if name in runnable]
+    if here:
+        return here[0], ()
+    if runnable:  # what runs there is of no use for these files
+        raise unreadable(model, formats_of(model, local), f"which no engine that runs here reads ({', '.join(runnable)})")
+    return best, (f"no engine can run it here; it is sized as for {best}",)

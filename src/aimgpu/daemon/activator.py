@@ -1,7 +1,6 @@
 """Which models sleep and which are woken: the gateway's activity in, the controller's acts out."""
 
 import logging
-import math
 import random
 import threading
 import time
@@ -11,15 +10,16 @@ from dataclasses import dataclass, replace
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import no_requests
+from aimgpu.control.effects import REAL
 from aimgpu.control.events import Emit
-from aimgpu.control.operations.turns import PlanningTurn
-from aimgpu.control.restarts import now_ms
-from aimgpu.control.sleep.eviction_policy import Resident, due_to_sleep
+from aimgpu.control.plan.eviction import Resident, due_to_sleep
+from aimgpu.control.waiting import PlanningTurn
 from aimgpu.domain import Deployment, Instance, InstanceState
 from aimgpu.errors import AimGpuError
 from aimgpu.gateway.routes import Arrival
 from aimgpu.gateway.slo_monitor import ModelActivity
 from aimgpu.gateway.wake_requests import WakeRequest, WakeRequests
+from aimgpu.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,8 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0  # after a failure
 _LONGEST_ROOM_PAUSE_SECONDS = 4.0  # while busy models are in the way: they may fall idle at any moment
 _MOST_AT_ONCE = 32
-_HEAL_SECONDS = 10.0
+_MOST_HOLDERS_NAMED = 5
+_SHOWN_SECONDS = 30.0  # that a model waits for room, after its last try: its callers are gone
 _DECIDING_SECONDS = 5.0  # from the end of an instance until the controller has planned its restart, at most
 # For choosing among models that were never seen waking; never shown to a caller.
 _GUESSED_LOAD_SECONDS = 10.0
@@ -47,7 +48,8 @@ class _Attempt:
 
     began: float | None  # None: not running now
     failures: int = 0
-    problem: str | None = None  # None where only busy models are in the way
+    problem: str | None = None
+    room_may_come: bool = False  # only busy models are in the way
     problem_since: float = 0.0
     retry_at: float = 0.0
     refused: bool = False  # for want of room, so that it is worth trying again when something has gone
@@ -103,7 +105,6 @@ class Activator:
         self._learned: dict[tuple[str, bool], float] = {}
         self._attempts: dict[str, _Attempt] = {}
         self._granted: frozenset[tuple[str, str, int]] = frozenset()  # at the last look for room
-        self._heal_at: dict[str, float] = {}  # when the sleeping replicas of a model in use are tried next
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=_MOST_AT_ONCE, thread_name_prefix="wake")
         self._closing = threading.Event()
@@ -155,6 +156,16 @@ class Activator:
             return arrival
         return self._find_restart(name, arrival, _served_before(instances))
 
+    def waiting_for_room(self) -> dict[str, str]:
+        """Sleeping models that callers wait for, and why they find no room."""
+        shown_from = self._now() - _SHOWN_SECONDS
+        with self._lock:
+            return {
+                name: f"waits for room: {attempt.problem}"
+                for name, attempt in self._attempts.items()
+                if attempt.refused and attempt.problem and attempt.retry_at >= shown_from
+            }
+
     def serve_requests(self) -> None:
         """Begin to wake what callers wait for and whose time has come; returns without waiting for it."""
         for name in self._wake_requests.take_sleeps():
@@ -162,29 +173,10 @@ class Activator:
         self._begin(self._wake_requests.read())
 
     def tick(self) -> None:
-        """Put to sleep what was idle for long enough, and wake the rest of what is in use; call about once a second."""
+        """Put to sleep what was idle for long enough; call about once a second."""
         residents = self.residents()
-        self._heal(residents)
         for name in due_to_sleep(residents, self._usage.least_residency_seconds):
             self._controller.sleep(name, emit=self._emit)
-
-    def _heal(self, residents: Sequence[Resident]) -> None:
-        """A model of which some replicas are loaded and some found no room: wake those where there is room now."""
-        asleep = {one.deployment for one in self._controller.instances() if one.state is InstanceState.SLEEPING}
-        now = self._now()
-        for resident in residents:
-            in_use = resident.in_flight > 0 or resident.idle_seconds < (resident.keep_seconds or math.inf) / 2
-            due = now >= self._heal_at.get(resident.name, 0.0) and resident.name not in self._attempts
-            if resident.name in asleep and in_use and due and not self._closing.is_set():
-                self._heal_at[resident.name] = now + _HEAL_SECONDS
-                self._threads.submit(self._wake_rest, resident.name)
-
-    def _wake_rest(self, model: str) -> None:
-        """Nothing is unloaded for it: the model answers already."""
-        try:
-            self._controller.wake(model, (), emit=self._emit)
-        except AimGpuError as error:
-            log.info("wake.rest_failed", extra={"data": {"deployment": model, **error.to_json()}})
 
     def residents(self) -> tuple[Resident, ...]:
         """The loaded deployments, as they are used."""
@@ -245,7 +237,7 @@ class Activator:
             blocked = self._blocked.get(name)
             if blocked is None or not served <= blocked.served:  # it was up in between: another end, not the same trouble
                 blocked = self._blocked[name] = _Blocked(since=self._now(), served=served)
-            left_seconds = 0.0 if waiting.retry_at_ms is None else (waiting.retry_at_ms - now_ms()) / 1000
+            left_seconds = 0.0 if waiting.retry_at_ms is None else (waiting.retry_at_ms - REAL.wall_ms()) / 1000
             if left_seconds <= 0:  # it is being tried
                 return arrival
         return replace(arrival, problem=waiting.reason, problem_since=blocked.since, retry_at=self._now() + left_seconds)
@@ -327,7 +319,8 @@ class Activator:
             return _Failure(reason=f"a fault of ours: {error!r}")
         if outcome.plan.refusals:
             reason = "; ".join(refusal.summary for refusal in outcome.plan.refusals)
-            return _Failure(reason=reason, refused=True, room_may_come=any(_may_make_way(one, model) for one in residents))
+            reason += _describe_holders(self._controller.instances(), residents, model)
+            return _Failure(reason=reason, refused=True, room_may_come=outcome.plan.room_may_come)
         if outcome.failed:
             return _Failure(reason=outcome.failed[0].reason or "its engine failed to start")
         with self._lock:
@@ -343,14 +336,33 @@ def _served_before(instances: Sequence[Instance]) -> frozenset[str]:
 def _with_attempt(arrival: Arrival, attempt: _Attempt) -> Arrival:
     if attempt.began is not None:
         return replace(arrival, since=attempt.began)
-    if attempt.problem is None:
-        return replace(arrival, seconds=None)  # it is not known when there will be room
-    return replace(arrival, problem=attempt.problem, problem_since=attempt.problem_since, retry_at=attempt.retry_at)
+    arrival = replace(arrival, problem=attempt.problem, problem_since=attempt.problem_since, retry_at=attempt.retry_at)
+    # While busy models hold the room it is not known when there will be some.
+    return replace(arrival, seconds=None, room_may_come=True) if attempt.room_may_come else arrival
 
 
-def _may_make_way(resident: Resident, model: str) -> bool:
-    """Whether it may be unloaded for others once it is idle."""
-    return resident.name != model and resident.keep_seconds is not None
+def _describe_holders(instances: Sequence[Instance], residents: Sequence[Resident], model: str) -> str:
+    """Who has the memory that it misses, the largest first, and why they stay."""
+    held = [
+        (sum(grant.memory_bytes for grant in one.grants), one) for one in instances if one.deployment != model and one.grants
+    ]
+    used = {resident.name: resident for resident in residents}
+    held.sort(key=lambda each: -each[0])
+    named = [
+        f"{one.deployment} {format_bytes(size)} on {', '.join(dict.fromkeys(grant.device_id for grant in one.grants))}"
+        f" ({_why_held(one, used.get(one.deployment))})"
+        for size, one in held[:_MOST_HOLDERS_NAMED]
+    ]
+    more = f" and {len(held) - len(named)} more" if len(held) > len(named) else ""
+    return f"; held by {', '.join(named)}{more}" if named else ""
+
+
+def _why_held(instance: Instance, resident: Resident | None) -> str:
+    if resident is None:
+        return instance.state.value
+    if resident.keep_seconds is None:
+        return "kept loaded"
+    return f"{resident.in_flight} in flight" if resident.in_flight else f"idle for {resident.idle_seconds:.0f} s"
 
 
 def _note_failure(attempt: _Attempt | None, failure: _Failure, now: float) -> _Attempt:
@@ -358,10 +370,15 @@ def _note_failure(attempt: _Attempt | None, failure: _Failure, now: float) -> _A
     failures = 1 if attempt is None else attempt.failures + 1
     longest = _LONGEST_ROOM_PAUSE_SECONDS if failure.room_may_come else _LONGEST_PAUSE_SECONDS
     pause = min(_FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 10), longest) * random.uniform(0.8, 1.2)  # noqa: S311
-    since = now if attempt is None or attempt.problem is None else attempt.problem_since
-    problem = None if failure.room_may_come else failure.reason
+    since = now if attempt is None or attempt.problem is None or attempt.room_may_come else attempt.problem_since
     return _Attempt(
-        began=None, failures=failures, problem=problem, problem_since=since, retry_at=now + pause, refused=failure.refused
+        began=None,
+        failures=failures,
+        problem=failure.reason,
+        room_may_come=failure.room_may_come,
+        problem_since=since,
+        retry_at=now + pause,
+        refused=failure.refused,
     )
 
 

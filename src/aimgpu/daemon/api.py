@@ -1,14 +1,12 @@
 """The control API: JSON over HTTP for the command line and the page, behind a token that only the daemon's user can read."""
 
 import asyncio
-import contextlib
 import hmac
 import json
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -16,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from aimgpu.control.events import Emit, Event, EventKind
+from aimgpu.control.stack.overrides import unmask
 from aimgpu.control.stack.stack_file import Stack, parse_stack
 from aimgpu.daemon.log_tail import follow_log, read_tail
 from aimgpu.daemon.status import Addresses, StatusSources, describe_status
@@ -23,12 +22,26 @@ from aimgpu.domain import QueueSettings
 from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment, from_os_error
 from aimgpu.keyfile import bearer_token
 from aimgpu.placement import snapshot_to_json
+from aimgpu.pools import SmallPool, run_in_thread
 from aimgpu.web.error_answers import make_error_handlers
 from aimgpu.web.request_body import read_json
 
 _LARGEST_BODY = 4 << 20
 _MOST_LOG_LINES = 10_000
-T = TypeVar("T")
+_LONG = "api"  # what takes minutes has a thread of its own, and takes none that quick answers need
+
+
+ROUTES = (  # all behind `Door.CHANGE`
+    ("GET", "/api/v1/status", "status"),
+    ("GET", "/api/v1/slo", "slo"),
+    ("GET", "/api/v1/snapshot", "snapshot"),
+    ("POST", "/api/v1/apply", "apply"),
+    ("POST", "/api/v1/release", "release"),
+    ("POST", "/api/v1/partition", "partition"),
+    ("POST", "/api/v1/resize", "resize"),
+    ("POST", "/api/v1/stop", "stop"),
+    ("GET", "/api/v1/instances/{instance_id}/log", "log"),
+)
 
 
 class QueueStore(Protocol):
@@ -55,17 +68,7 @@ class ApiDependencies:
 
 def create_api(parts: ApiDependencies) -> Starlette:
     api = _Api(parts)
-    routes = [
-        Route("/api/v1/status", api.status, methods=["GET"]),
-        Route("/api/v1/slo", api.slo, methods=["GET"]),
-        Route("/api/v1/snapshot", api.snapshot, methods=["GET"]),
-        Route("/api/v1/apply", api.apply, methods=["POST"]),
-        Route("/api/v1/release", api.release, methods=["POST"]),
-        Route("/api/v1/partition", api.partition, methods=["POST"]),
-        Route("/api/v1/resize", api.resize, methods=["POST"]),
-        Route("/api/v1/stop", api.stop, methods=["POST"]),
-        Route("/api/v1/instances/{instance_id}/log", api.log, methods=["GET"]),
-    ]
+    routes = [Route(path, getattr(api, name), methods=[method]) for method, path, name in ROUTES]
     return Starlette(routes=routes, exception_handlers=make_error_handlers({}))
 
 
@@ -73,10 +76,11 @@ class _Api:
     def __init__(self, parts: ApiDependencies) -> None:
         self._parts = parts
         self._controller = parts.status.controller
+        self._pool = SmallPool("control API", at_once=8, waiting=256)
 
     async def status(self, request: Request) -> Response:
         self._check_token(request)
-        status = await asyncio.to_thread(describe_status, self._parts.status, self._parts.addresses)
+        status = await self._pool.run(describe_status, self._parts.status, self._parts.addresses)
         parts = self._parts
         live = {"queue": parts.describe_queue(), "sharing": parts.read_sharing(), "reconciled": parts.reconciled.is_set()}
         return JSONResponse({**status, **live})
@@ -87,7 +91,7 @@ class _Api:
 
     async def snapshot(self, request: Request) -> Response:
         self._check_token(request)
-        snapshot = await asyncio.to_thread(self._controller.snapshot)
+        snapshot = await self._pool.run(self._controller.snapshot)
         return JSONResponse(snapshot_to_json(snapshot))
 
     async def apply(self, request: Request) -> Response:
@@ -101,7 +105,8 @@ class _Api:
         dry_run, prune = (request.query_params.get(name) in ("1", "true") for name in ("dry_run", "prune"))
         await self._parts.reconciled.wait()
         launcher = request.query_params.get("launcher")
-        deployments = [replace(one, launcher=launcher) for one in stack.deployments] if launcher else stack.deployments
+        deployments = unmask(stack.deployments, self._controller.deployments())
+        deployments = [replace(one, launcher=launcher) for one in deployments] if launcher else deployments
         make_room = request.query_params.get("make_room") in ("1", "true")
         queue = QueueSettings() if prune and stack.queue is None else stack.queue
 
@@ -126,7 +131,7 @@ class _Api:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise InvalidInput("release needs {names: [...]}")
         await self._parts.reconciled.wait()
-        await run_in_thread(lambda: self._controller.release(names))
+        await run_in_thread(lambda: self._controller.release(names), _LONG)
         return JSONResponse({"released": names})
 
     async def partition(self, request: Request) -> Response:
@@ -137,7 +142,7 @@ class _Api:
             raise InvalidInput("partition needs {device: id, layout: name, reload_driver: bool}")
         await self._parts.reconciled.wait()
         if request.query_params.get("dry_run") in ("1", "true"):
-            change = await asyncio.to_thread(self._controller.change_layout, device, layout, dry_run=True)
+            change = await self._pool.run(self._controller.change_layout, device, layout, dry_run=True)
             return JSONResponse(change.to_json())
         return _event_stream(lambda emit: self._controller.change_layout(device, layout, reload_driver=reload, emit=emit))
 
@@ -149,15 +154,15 @@ class _Api:
             raise InvalidInput("resize needs {model: name, memory_bytes: whole number}")
         await self._parts.reconciled.wait()
         dry_run = request.query_params.get("dry_run") in ("1", "true")
-        done = await run_in_thread(lambda: self._controller.resize(name, size, dry_run=dry_run))
+        done = await run_in_thread(lambda: self._controller.resize(name, size, dry_run=dry_run), _LONG)
         return JSONResponse({**done.to_json(), "dry_run": dry_run})
 
     async def stop(self, request: Request) -> Response:
         self._check_token(request)
         await self._parts.reconciled.wait()
         names = [deployment.name for deployment in self._controller.deployments()]
-        await run_in_thread(lambda: self._controller.release(final=True))
-        await asyncio.to_thread(self._parts.queue.change, QueueSettings())
+        await run_in_thread(lambda: self._controller.release(final=True), _LONG)
+        await self._pool.run(self._parts.queue.change, QueueSettings())
         self._parts.stop()
         return JSONResponse({"released": names})
 
@@ -170,7 +175,7 @@ class _Api:
         lines = _whole(request.query_params.get("lines", "100"), "lines", _MOST_LOG_LINES)
         path = self._parts.status.runs / instance_id / "engine.log"
         if request.query_params.get("follow") not in ("1", "true"):
-            return Response(await asyncio.to_thread(read_tail, path, lines), media_type="text/plain; charset=utf-8")
+            return Response(await self._pool.run(read_tail, path, lines), media_type="text/plain; charset=utf-8")
 
         def is_known() -> bool:
             try:
@@ -216,38 +221,12 @@ def _event_stream(work: Callable[[Callable[[Event], None]], object]) -> Streamin
             put(None)
 
     async def lines() -> AsyncIterator[bytes]:
-        running = asyncio.ensure_future(run_in_thread(run))
+        running = asyncio.ensure_future(run_in_thread(run, _LONG))
         while (item := await queue.get()) is not None:
             yield json.dumps(item).encode() + b"\n"
         await running
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
-
-
-async def run_in_thread(work: Callable[[], T]) -> T:
-    """In a thread of its own: work that takes minutes must not take the threads that quick answers need."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(error: BaseException | None, value: T | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(cast("T", value))
-
-    def run() -> None:
-        error, value = None, None
-        try:
-            value = work()
-        except Exception as raised:  # noqa: BLE001 - raised again where it is awaited
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, error, value)
-
-    threading.Thread(target=run, name="api", daemon=True).start()
-    return await done
 
 
 def _whole(text: str, name: str, most: int) -> int:

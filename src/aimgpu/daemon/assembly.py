@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import logging
 import os
+import re
 import resource
 import secrets
 import signal
@@ -28,7 +29,7 @@ from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.daemon.activator import Activator, InstanceUsage
 from aimgpu.daemon.api import ApiDependencies, create_api
-from aimgpu.daemon.controller_routes import ControllerRoutes, RouteSources
+from aimgpu.daemon.controller_routes import ControllerRoutes, EngineOwners, RouteSources
 from aimgpu.daemon.engine_replacement import replace_faulty
 from aimgpu.daemon.event_loop import call_in_loop
 from aimgpu.daemon.metrics import make_exporter, make_observer
@@ -36,7 +37,7 @@ from aimgpu.daemon.mps_reaper import end_unused_mps, keep_mps
 from aimgpu.daemon.page import PageDependencies, make_page
 from aimgpu.daemon.queue_settings import QueueSettingsStore
 from aimgpu.daemon.reloading_keys import ReloadingKeys
-from aimgpu.daemon.router import Router
+from aimgpu.daemon.router import Admission, Router
 from aimgpu.daemon.sharing import SharingLoop
 from aimgpu.daemon.status import Addresses, StatusSources
 from aimgpu.daemon.supervisor import bound_own_log, log_event, put_idle_to_sleep, reconcile, supervise
@@ -46,9 +47,14 @@ from aimgpu.files import write_private
 from aimgpu.gateway.application import Gateway, GatewayDependencies, GatewaySettings, create_gateway
 from aimgpu.gateway.cors import parse_origins
 from aimgpu.gateway.grammar_cost import GrammarPolicy
-from aimgpu.gateway.hosts import is_loopback
+from aimgpu.gateway.heartbeat import parse_wake_heartbeat
+from aimgpu.gateway.hosts import is_loopback, parse_hosts
 from aimgpu.gateway.http.asgi import Application
 from aimgpu.gateway.http.server import caller_config
+from aimgpu.gateway.http.tls import CallerServer, ServerCertificate, TlsListener
+from aimgpu.gateway.http.upstream import PooledUpstream
+from aimgpu.gateway.liveness import LoopWatch, ProbeServer
+from aimgpu.gateway.media import parse_media_domains
 from aimgpu.gateway.routes import RouteTable
 from aimgpu.hardware.nvidia.mps import MpsDaemons
 from aimgpu.hardware.protocols import Hardware
@@ -63,13 +69,16 @@ from aimgpu.monitoring.traces import make_traces
 from aimgpu.procfs import read_boot_id, read_start_ticks
 from aimgpu.qos.queueing.policy import policy_for
 from aimgpu.qos.slo.activity import ActivityLog, parse_kept_prompts
+from aimgpu.qos.slo.arbiter import Arbiter
 from aimgpu.secret_variables import take_secrets
+from aimgpu.web.authority import Authority
 from aimgpu.web.routes import PageApplication
 
 log = logging.getLogger(__name__)
 
 
 _OPEN_FILES = 65_536
+_LAST_PORT = 65_535
 _SWITCH_SECONDS = 0.0005
 
 
@@ -79,6 +88,8 @@ class ServeOptions:
     host: str
     port: int
     gpus: GpuChoice
+    tls_cert: Path | None = None
+    tls_key: Path | None = None  # in the file of the certificate where None
 
 
 MakeDependencies = Callable[[Home, Hardware, Callable[[str], int]], Dependencies]
@@ -93,9 +104,9 @@ def run_daemon(options: ServeOptions, make_dependencies: MakeDependencies = wiri
     owner = Owner.acquire(options.home.path)
     try:
         keys = _read_keys(options)
-        listener = _bind(options)
+        listeners = _listen(options)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # uvicorn's own choice needs its own runner
-            runner.run(_Daemon(options, listener, keys, owner).run(make_dependencies))
+            runner.run(_Daemon(options, listeners, keys, owner).run(make_dependencies))
     finally:
         owner.release()
     return 0
@@ -110,13 +121,14 @@ def allow_open_files(most: int = _OPEN_FILES) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class DaemonServer(uvicorn.Server):
+class DaemonServer(CallerServer):
     """Calls `before_shutdown` once no one can connect any more, before it waits for the answers under way."""
 
     before_shutdown: Callable[[], Awaitable[None]]
     let_go = False
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's."""
         for server in self.servers:
             server.close()
         for one in sockets or []:
@@ -124,6 +136,14 @@ class DaemonServer(uvicorn.Server):
         self.let_go = True
         await self.before_shutdown()
         await super().shutdown(sockets)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listeners:
+    """With TLS the plain one is for this machine's own commands and browsers, on a loopback port that is free."""
+
+    plain: socket.socket
+    tls: TlsListener | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +161,34 @@ class _Running:
 
 
 class _Daemon:
-    def __init__(self, options: ServeOptions, listener: socket.socket, keys: ReloadingKeys, owner: Owner) -> None:
+    def __init__(self, options: ServeOptions, listeners: _Listeners, keys: ReloadingKeys, owner: Owner) -> None:
         self._options = options
         self._owner = owner
-        self._listener = listener
+        self._listeners = listeners
         self._keys = keys
-        port = listener.getsockname()[1]
+        self._port = listeners.plain.getsockname()[1]
+        port = self._port if listeners.tls is None else listeners.tls.socket.getsockname()[1]
         host = f"[{options.host}]" if ":" in options.host else options.host
         shown = "127.0.0.1" if options.host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
-        self._addresses = Addresses(version=_version(), pid=os.getpid(), url=f"http://{shown}:{port}")
-        self._port = port
+        tls_url = None if listeners.tls is None else f"https://{shown}:{port}"
+        url = f"http://{shown}:{port}" if tls_url is None else f"http://127.0.0.1:{self._port}"
+        self._addresses = Addresses(version=_version(), pid=os.getpid(), url=url, tls_url=tls_url)
         self._gateway: Gateway | None = None
+        self._reconciled = asyncio.Event()
 
     async def run(self, make_dependencies: MakeDependencies) -> None:
+        """Until it is asked to stop; probes are answered meanwhile, also while it starts."""
+        watch = LoopWatch()
+        probes = _start_probes(self._options.host, watch, self._reconciled.is_set)
+        turning = asyncio.create_task(watch.run())
+        try:
+            await self._run(make_dependencies)
+        finally:
+            turning.cancel()
+            if probes is not None:
+                probes.close()
+
+    async def _run(self, make_dependencies: MakeDependencies) -> None:
         hardware = _open_hardware(self._options)
         dependencies = make_dependencies(self._options.home, hardware, self._requests_in_flight)
         controller, ledger = Controller(dependencies), dependencies.ledger
@@ -161,24 +196,24 @@ class _Daemon:
         mps = wiring.make_mps(self._options.home)
         throttle = GateThrottle(ledger.grants, interposer.regions)
         activity = ActivityLog(time.time, prompts=_read_kept_prompts())
-        table = RouteTable()
+        table, owners, arbiter = RouteTable(), EngineOwners(), Arbiter()
         self._gateway = gateway = create_gateway(
-            table, settings=_read_settings(ledger), dependencies=self._make_served(activity, throttle)
+            table, settings=_read_settings(ledger), dependencies=self._make_served(activity, throttle, owners, arbiter)
         )
         monitor = gateway.slo_monitor
         activator = self._make_activator(controller, dependencies, gateway)
         signals = RegionRequestSignals(regions_directory(self._options.home.path))
         routes = ControllerRoutes(
-            _route_sources(controller, dependencies), table, activator.find_arrival, activity.add_signals(signals.find)
+            _route_sources(controller, dependencies, owners), table, activator.find_arrival, activity.add_signals(signals.find)
         )
         observer = make_observer(controller, dependencies, interposer.read_tenants)
         exporter = make_exporter(controller, dependencies, observer, (monitor.counts, self._addresses.version))
         for background_reader in (routes, activator, self._keys):
             background_reader.start()
-        reconciled = asyncio.Event()
-        self._sharing = _make_sharing(controller, gateway, interposer)
-        monitor.is_steered = self._sharing.is_steered
+        reconciled = self._reconciled
+        self._sharing = _make_sharing(controller, gateway, interposer, arbiter)
         token = _make_token(self._options.home)
+        authority = Authority(token, self._keys.table)
         page = make_page(
             PageDependencies(
                 controller=controller,
@@ -188,29 +223,33 @@ class _Daemon:
                 activity=activity,
                 addresses=self._addresses,
                 read_scores=partial(monitor.report, windows=1, every_class=False),
-                token=token,
-                keys_required=lambda: self._keys.table.required,
+                authority=authority,
             ),
-            self._make_api(StatusSources.of(controller, dependencies), ledger, reconciled, token),
+            self._make_api(StatusSources.of(controller, dependencies, activator.waiting_for_room), ledger, reconciled, token),
         )
-        gateway.fallback = Router(page, exporter, self._keys.table, self._read_for_metrics, reconciled.is_set)
-        self._server = server = DaemonServer(caller_config(gateway))
+        access = Admission(keys=self._keys.table, authority=authority, hosts=_read_hosts())
+        gateway.fallback = Router(page, exporter, access, self._read_for_metrics, reconciled.is_set)
+        self._server = server = DaemonServer(caller_config(gateway), self._listeners.tls)
         parts = _Running(controller, dependencies, activator, routes, page, mps, interposer, gateway)
         background = self._start_tasks(parts, reconciled)
         background.append(asyncio.create_task(self._announce(server)))
         server.before_shutdown = lambda: self._let_go(parts, background)
         try:
-            await server.serve(sockets=[self._listener])
+            await server.serve(sockets=[self._listeners.plain])
         finally:
             if not server.let_go:
                 await self._let_go(parts, background)
             await gateway.close()
 
-    def _make_served(self, activity: ActivityLog, throttle: GateThrottle) -> GatewayDependencies:
+    def _make_served(
+        self, activity: ActivityLog, throttle: GateThrottle, owners: EngineOwners, arbiter: Arbiter
+    ) -> GatewayDependencies:
         return GatewayDependencies(
             keys=self._keys.table,
+            upstream=PooledUpstream(check=owners.check),
             fetcher=wiring.make_model_store(),
             observer=make_traces(activity) or activity,
+            arbiter=arbiter,
             on_pressure=lambda device, pressure: _in_background(throttle.apply, device, pressure.low_share),
         )
 
@@ -302,7 +341,7 @@ class _Daemon:
             pid=os.getpid(),
             start_ticks=read_start_ticks(os.getpid()) or 0,
             boot_id=read_boot_id(),
-            host=self._options.host,
+            host=self._options.host if self._listeners.tls is None else "127.0.0.1",
             port=self._port,
             url=self._addresses.url,
         )
@@ -314,18 +353,31 @@ def _replace_engine(controller: Controller, instance_id: str) -> None:
     controller.stop_instance(instance_id, restart=True, emit=log_event)
 
 
-def _route_sources(controller: Controller, dependencies: Dependencies) -> RouteSources:
-    return RouteSources(controller=controller, engines=dependencies.engines, models=dependencies.models, runs=dependencies.runs)
+def _route_sources(controller: Controller, dependencies: Dependencies, owners: EngineOwners) -> RouteSources:
+    return RouteSources(
+        controller=controller,
+        engines=dependencies.engines,
+        models=dependencies.models,
+        runs=dependencies.runs,
+        owners=owners,
+    )
 
 
 def _read_settings(ledger: Ledger) -> GatewaySettings:
     return GatewaySettings(
         queue=policy_for(ledger.queue()),
+        hosts=_read_hosts(),
         origins=parse_origins(os.environ.get("AIMGPU_CORS_ORIGINS", "")),
-        separate_caches=os.environ.get("AIMGPU_SEPARATE_CACHES") == "1",
+        separate_caches=os.environ.get("AIMGPU_SEPARATE_CACHES") != "0",
+        wake_heartbeat_seconds=parse_wake_heartbeat(os.environ.get("AIMGPU_WAKE_HEARTBEAT") or "5s"),
+        media_domains=parse_media_domains(os.environ.get("AIMGPU_MEDIA_DOMAINS", "")),
         grammars=_read_grammar_policy(os.environ.get("AIMGPU_RAW_GRAMMARS", "")),
         keep_prompts=_read_kept_prompts() > 0,
     )
+
+
+def _read_hosts() -> frozenset[str]:
+    return parse_hosts(os.environ.get("AIMGPU_HOSTS", ""))
 
 
 def _read_grammar_policy(text: str) -> GrammarPolicy:
@@ -347,10 +399,16 @@ def _open_hardware(options: ServeOptions) -> Hardware:
     return hardware
 
 
-def _make_sharing(controller: Controller, gateway: Gateway, interposer: Interposer) -> SharingLoop:
+def _make_sharing(controller: Controller, gateway: Gateway, interposer: Interposer, arbiter: Arbiter) -> SharingLoop:
     """The loop that steers the launch gate by what the gateway measures."""
     steer = GateYield(interposer.regions)
-    return SharingLoop(deployments=controller.deployments, instances=controller.instances, pace=gateway.pace, steer=steer)
+    return SharingLoop(
+        deployments=controller.deployments,
+        instances=controller.instances,
+        pace=gateway.pace,
+        steer=steer,
+        arbiter=arbiter,
+    )
 
 
 def _in_background(work: Callable[..., object], *arguments: object) -> None:
@@ -358,19 +416,38 @@ def _in_background(work: Callable[..., object], *arguments: object) -> None:
     asyncio.get_running_loop().run_in_executor(None, work, *arguments)
 
 
-def _bind(options: ServeOptions) -> socket.socket:
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+def _listen(options: ServeOptions) -> _Listeners:
+    if options.tls_cert is None:
+        return _Listeners(_bind(options.host, options.port))
+    certificate = ServerCertificate(options.tls_cert, options.tls_key or options.tls_cert)
+    return _Listeners(_bind("127.0.0.1", 0), TlsListener(_bind(options.host, options.port), certificate))
+
+
+def _start_probes(host: str, watch: LoopWatch, is_ready: Callable[[], bool]) -> ProbeServer | None:
+    text = os.environ.get("AIMGPU_PROBE_PORT", "")
+    if not text:
+        return None
+    if re.fullmatch("[0-9]{1,5}", text) is None or int(text) > _LAST_PORT:
+        raise InvalidInput(f"AIMGPU_PROBE_PORT is '{text[:50]}'.", hint="Set it to the number of a free port.")
+    try:
+        return ProbeServer(watch, is_ready, (host, int(text)))
+    except OSError as error:
+        hint = "Another program has the port? Set AIMGPU_PROBE_PORT to a free one."
+        raise DaemonRunning(f"cannot answer probes on {host}:{text}: {error.strerror}", hint=hint) from error
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((options.host, options.port))
+        listener.bind((host, port))
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise DaemonRunning(
-            f"cannot listen on {options.host}:{options.port}: {error.strerror}",
-            hint="Another program has the port? Choose one with --port, or set AIMGPU_PORT.",
-        ) from error
+        why = "Ports below 1024 are for root" if isinstance(error, PermissionError) else "Another program has the port?"
+        hint = f"{why}. Choose one with `--port 8080`, or set AIMGPU_PORT.".replace("?.", "?")
+        raise DaemonRunning(f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from error
     return listener
 
 
@@ -393,7 +470,7 @@ def _make_token(home: Home) -> str:
 
 
 def _version() -> str:
-    return importlib.metadata.version("aim-gpu-sharing")
+    return importlib.metadata.version("aimgpu")
 
 
 def parse_options(arguments: list[str]) -> ServeOptions:
@@ -401,14 +478,19 @@ def parse_options(arguments: list[str]) -> ServeOptions:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--tls-cert", type=Path, help="serve TLS with this certificate")
+    parser.add_argument("--tls-key", type=Path, help="its key (default: in the same file)")
     parser.add_argument("--simulate", metavar="PRODUCT")
     parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--software", action="store_true", help="simulate by the software GPU's driver")
     parser.add_argument(
         "--secrets-on-stdin", action="store_true", help="read environment variables as JSON before anything else"
     )
     given = parser.parse_args(arguments)
-    gpus = GpuChoice(simulated=given.simulate, count=given.count)
-    return ServeOptions(home=Home(given.home), host=given.host, port=given.port, gpus=gpus)
+    gpus = GpuChoice(simulated=given.simulate, count=given.count, software=given.software)
+    return ServeOptions(
+        home=Home(given.home), host=given.host, port=given.port, gpus=gpus, tls_cert=given.tls_cert, tls_key=given.tls_key
+    )
 
 
 def main(make_dependencies: MakeDependencies = wiring.make_dependencies) -> int:

@@ -4,14 +4,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.runs.run_files import read_api_key
+from aimgpu.control.instance.run_folder import read_api_key
 from aimgpu.daemon.model_cards import ModelCards
-from aimgpu.domain import Deployment, Instance, InstanceState
-from aimgpu.engines.protocols import Engine, ModelStore
+from aimgpu.domain import Adapter, Deployment, Instance, InstanceState
+from aimgpu.engines.ownership import EngineOwner, check_peer
+from aimgpu.engines.protocols import Engine, ModelStore, ServerEngine
+from aimgpu.errors import EngineUnreachable, StrangerListens
 from aimgpu.gateway.routes import Arrival, Backend, RequestSignal, RouteTable, ServedModel
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ _ORDER = (
 # By engine, the field of a request that keeps its prefix cache apart from that of others.
 _CACHE_FIELDS = {"vllm": "cache_salt", "llamacpp": "cache_prompt"}
 
+_SCALES_ADAPTERS = "llamacpp"  # by request; others know an adapter by its name
+
 FindSignals = Callable[[Iterable[str]], Mapping[str, Sequence[RequestSignal]]]  # by instance id
 FindArrival = Callable[[Deployment, Sequence[Instance]], Arrival | None]
 
@@ -49,6 +53,27 @@ class _RouteInputs:
     simulated: bool
 
 
+class EngineOwners:
+    """By address, which instance must be there: asked by the gateway's client for each new connection."""
+
+    def __init__(self) -> None:
+        self._owners: Mapping[str, EngineOwner] = {}
+
+    def replace(self, ready: Iterable[Instance]) -> None:
+        self._owners = {one.endpoint: owner for one in ready if one.endpoint and (owner := EngineOwner.of(one))}
+
+    def check(self, origin: str, ours: tuple[str, int], theirs: tuple[str, int]) -> None:
+        """Raises StrangerListens or EngineUnreachable."""
+        owner = self._owners.get(origin)
+        if owner is None:
+            raise EngineUnreachable("no engine runs at this address any more")
+        try:
+            check_peer(owner, ours, theirs)
+        except StrangerListens as error:
+            log.error("engine.stranger", extra={"data": {"instance": owner.instance_id, "reason": error.message}})  # noqa: TRY400
+            raise
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteSources:
     """What routes are made from."""
@@ -57,6 +82,7 @@ class RouteSources:
     engines: Mapping[str, Engine]
     models: ModelStore
     runs: Path
+    owners: EngineOwners = field(default_factory=EngineOwners)
 
 
 class ControllerRoutes:
@@ -94,6 +120,7 @@ class ControllerRoutes:
         instances = self._controller.instances()
         ready = [instance for instance in instances if instance.state is InstanceState.READY and instance.endpoint]
         signals = self._find_signals(instance.id for instance in ready)
+        self._sources.owners.replace(ready)
         self._keys = {instance.id: self._keys.get(instance.id) or self._read_key(instance) for instance in ready}
         by_deployment: dict[str, list[Instance]] = {}
         for instance in instances:
@@ -106,7 +133,7 @@ class ControllerRoutes:
             each = tuple(tuple(signals.get(instance.id, ())) for instance in mine)
             made[item.name] = self._make(_RouteInputs(item, mine, keys, each, waiting.get(item.name), simulated))
         self._made = made
-        self._routes.replace(route for _, route in made.values())
+        self._routes.replace(each for inputs, route in made.values() for each in _with_adapters(inputs.deployment, route))
 
     def _follow(self) -> None:
         seen = self._controller.changes.version
@@ -145,6 +172,8 @@ class ControllerRoutes:
         states = [instance.state for instance in instances]
         state = next((state for state in _ORDER if state in states), InstanceState.QUEUED)
         reason = next((instance.reason for instance in instances if instance.reason), None)
+        names = self._names_at_engine(deployment, instances)
+        others = {f"{deployment.name}:{name}": name for name in names[1:]}
         return ServedModel(
             name=deployment.name,
             model=deployment.model,
@@ -156,7 +185,19 @@ class ControllerRoutes:
             priority=deployment.ask.priority,
             objective=deployment.objective,
             card=self._cards.make(deployment, instances),
+            aliases=(*deployment.aliases, *others),
+            default=deployment.default,
+            name_at_engine=names[0],
+            others_at_engine=others,
         )
+
+    def _names_at_engine(self, deployment: Deployment, instances: Sequence[Instance]) -> tuple[str, ...]:
+        """The deployment's own, unless its server was asked or said how it calls its models."""
+        for instance in instances:
+            engine = self._sources.engines.get(instance.engine)
+            if isinstance(engine, ServerEngine) and instance.id in self._keys:
+                return engine.served_models(self._sources.runs / instance.id) or (deployment.name,)
+        return (deployment.name,)
 
     def _backend(self, deployment: Deployment, instance: Instance, signals: Sequence[RequestSignal]) -> Backend:
         engine = self._sources.engines.get(instance.engine)
@@ -173,6 +214,36 @@ class ControllerRoutes:
 
     def _read_key(self, instance: Instance) -> str:
         return read_api_key(self._sources.runs, instance.id) or ""
+
+
+def _with_adapters(deployment: Deployment, route: ServedModel) -> list[ServedModel]:
+    """The model, and each adapter of it as a model of its own. llama.cpp is told in every request which of them it uses."""
+    adapters = deployment.overrides.adapters
+    if not adapters:
+        return [route]
+
+    def fields(chosen: Adapter | None) -> dict[str, object]:
+        if route.card.engine != _SCALES_ADAPTERS:
+            return {}
+        return {"lora": [{"id": number, "scale": float(each is chosen)} for number, each in enumerate(adapters)]}
+
+    return [
+        replace(route, fields_at_engine=fields(None)),
+        *(
+            replace(
+                route,
+                name=each.name,
+                aliases=(),
+                default=False,
+                priority=each.priority or route.priority,
+                objective=each.objective,
+                name_at_engine=each.name,
+                fields_at_engine=fields(each),
+                deployment=deployment.name,
+            )
+            for each in adapters
+        ),
+    ]
 
 
 def _is_same(one: Arrival | None, other: Arrival | None) -> bool:

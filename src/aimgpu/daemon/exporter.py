@@ -17,10 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from aimgpu import wiring
+from aimgpu.control.instance.run_folder import read_api_key
 from aimgpu.control.observation import MachineObserver, ObservedLedger
-from aimgpu.control.runs.run_files import read_api_key
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.domain import InstanceState
+from aimgpu.engines.ownership import EngineOwner
 from aimgpu.errors import AimGpuError
 from aimgpu.home import Home
 from aimgpu.ledger.read_only import read_deployments, read_instances
@@ -44,7 +45,7 @@ def make_standalone(home: Home, gpus: GpuChoice) -> Exporter:
         node=socket.gethostname(),
         read_tenants=wiring.make_interposer(home).read_tenants,
     )
-    version = importlib.metadata.version("aim-gpu-sharing")
+    version = importlib.metadata.version("aimgpu")
     engines = EngineMetrics(partial(_engine_targets, home))
     return Exporter(MetricSources(look=observer.look, version=version, read_engines=engines.read))
 
@@ -57,6 +58,7 @@ def _engine_targets(home: Home) -> Sequence[EngineTarget]:
             engine=one.engine,
             url=one.endpoint,
             api_key=read_api_key(home.path / "runs", one.id) or "",
+            owner=EngineOwner.of(one),
         )
         for one in read_instances(home.ledger_file)
         if one.state is InstanceState.READY and one.endpoint

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies
+from aimgpu.control.instance.run_folder import read_api_key
 from aimgpu.control.observation import MachineObserver, ObservedLedger, ReadTenants
-from aimgpu.control.runs.run_files import read_api_key
 from aimgpu.domain import InstanceState
+from aimgpu.engines.ownership import EngineOwner
 from aimgpu.monitoring.engine_metrics import EngineMetrics, EngineTarget
 from aimgpu.monitoring.exporter import Exporter, MetricSources
 from aimgpu.qos.slo.request_counts import RequestCounts
@@ -57,6 +58,7 @@ def _engine_targets(controller: Controller, runs: Path) -> Sequence[EngineTarget
             engine=one.engine,
             url=one.endpoint,
             api_key=read_api_key(runs, one.id) or "",
+            owner=EngineOwner.of(one),
         )
         for one in controller.instances()
         if one.state is InstanceState.READY and one.endpoint

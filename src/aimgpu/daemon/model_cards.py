@@ -11,6 +11,7 @@ from aimgpu.engines.protocols import ModelStore
 from aimgpu.errors import AimGpuError
 from aimgpu.gateway.routes import ModelCard
 from aimgpu.sizing import ModelFacts, SizingRequest
+from aimgpu.sizing.engines.table import ENGINE_SIZINGS
 from aimgpu.sizing.model import ModelKind
 
 _RANKING = "reranking"
@@ -29,6 +30,7 @@ class ModelCards:
     def make(self, deployment: Deployment, instances: Sequence[Instance]) -> ModelCard:
         facts = self._read_facts(deployment.model)
         engine = next((instance.engine for instance in instances), deployment.engine)
+        engine = engine if engine in ENGINE_SIZINGS else None  # of a server that is not known, nothing is expected
         granted = sum(grant.memory_bytes for instance in instances for grant in instance.grants)
         started = min((one.context_tokens for one in instances if one.context_tokens), default=None)
         context = started or deployment.context_tokens

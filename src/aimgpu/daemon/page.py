@@ -7,7 +7,8 @@ from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import ignore
 from aimgpu.control.observation import MachineObserver
-from aimgpu.control.planning.preparation import prepare
+from aimgpu.control.plan.preparation import are_simulated, prepare, readers
+from aimgpu.control.sizing_inputs.model_names import list_candidates
 from aimgpu.daemon.activator import Activator
 from aimgpu.daemon.status import Addresses, StatusSources, read_notes
 from aimgpu.daemon.supervisor import log_event
@@ -18,7 +19,9 @@ from aimgpu.sizing import built_in
 from aimgpu.web.authority import Authority
 from aimgpu.web.live import Broadcaster, PageState
 from aimgpu.web.routes import Application, PageApplication
-from aimgpu.web.sources import Actions, Change, Json, Scores, Sources
+from aimgpu.web.sources import Actions, Change, FoundModel, Json, Scores, Sources
+
+_MOST_FOUND = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +35,7 @@ class PageDependencies:
     activity: ActivityLog
     addresses: Addresses
     read_scores: Callable[[], Scores]
-    token: str
-    keys_required: Callable[[], bool]
+    authority: Authority
 
 
 def make_page(given: PageDependencies, control_api: Application) -> PageApplication:
@@ -41,7 +43,7 @@ def make_page(given: PageDependencies, control_api: Application) -> PageApplicat
     live = Broadcaster(PageState(_make_sources(given), given.activity))
     live.start()
     actions = _make_actions(given)
-    return PageApplication(live, actions, Authority(given.token, given.keys_required), control_api)
+    return PageApplication(live, actions, given.authority, control_api)
 
 
 def _make_sources(given: PageDependencies) -> Sources:
@@ -53,12 +55,15 @@ def _make_sources(given: PageDependencies) -> Sources:
         look=given.observer.look,
         read_scores=given.read_scores,
         read_residents=given.activator.residents,
-        read_waiting=lambda: {item.deployment: item.reason for item in controller.waiting()},
+        read_waiting=lambda: (
+            {item.deployment: item.reason for item in controller.waiting()} | given.activator.waiting_for_room()
+        ),
         wait_for_change=lambda seconds: _wait_for_change(controller, seconds),
         read_notes=lambda: read_notes(status),
         take_snapshot=controller.snapshot,
         size=lambda deployment: prepare(dependencies, deployment, ignore, may_fetch=False),
         catalogue=_list_catalogue,
+        search=lambda text: _search(dependencies, text),
         engines=lambda: _list_engines(dependencies),
     )
 
@@ -113,6 +118,12 @@ def _find(controller: Controller, name: str) -> Deployment:
 
 def _list_catalogue() -> Sequence[Json]:
     return [{"id": row.facts.name, "parameters": row.facts.parameters} for row in built_in().rows]
+
+
+def _search(dependencies: Dependencies, text: str) -> Sequence[FoundModel]:
+    able = readers(dependencies.engines.values(), simulated=are_simulated(dependencies.hardware.read_devices()))
+    found = list_candidates(built_in(), text, able, _MOST_FOUND)
+    return [FoundModel(candidate=one, on_disk=dependencies.models.find(one.model) is not None) for one in found]
 
 
 def _list_engines(dependencies: Dependencies) -> Sequence[Json]:

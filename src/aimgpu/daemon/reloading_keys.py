@@ -2,15 +2,18 @@
 
 import logging
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 
 from aimgpu.errors import AimGpuError, InvalidInput
 from aimgpu.gateway.auth import Caller, KeyTable, caller_of
-from aimgpu.keyfile import KeyStore
+from aimgpu.keyfile import KeyStore, write_last_used
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
+_NOTE_SECONDS = 60.0  # how exactly the last use of a key is known on disk
 _Stamp = tuple[int, int, int]
 
 
@@ -55,8 +58,21 @@ class ReloadingKeys:
         self.table.replace(self._callers, required=self.table.required or required)
 
     def _follow(self) -> None:
+        noted, written = monotonic(), self.table.last_used()
         while not self._stopped.wait(_LOOK_SECONDS):
             self.refresh()
+            if monotonic() - noted >= _NOTE_SECONDS:
+                noted, written = monotonic(), self._note_use(written)
+        self._note_use(written)
+
+    def _note_use(self, written: Mapping[str, float]) -> Mapping[str, float]:
+        used = self.table.last_used()
+        if used != written:
+            try:
+                write_last_used(self._path, used)
+            except OSError as error:
+                log.warning("keys.use_not_noted", extra={"data": {"error": str(error)}})
+        return used
 
     def _read(self) -> dict[str, Caller]:
         try:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aimgpu.domain import Deployment, Instance, InstanceState, Level, Priority, Sharing
-from aimgpu.qos.slo.objectives import targets_of
-from aimgpu.qos.slo.sharing import TICK_SECONDS, PromiseController
+from aimgpu.qos.slo.arbiter import Arbiter
+from aimgpu.qos.slo.sharing import TICK_SECONDS
 from aimgpu.qos.slo.yielded import YieldedTime
 
 _LOOK_SECONDS = 1.0
@@ -43,7 +43,7 @@ class SharingLoop:
     instances: Callable[[], Iterable[Instance]]
     pace: Pace
     steer: Steer
-    _controllers: dict[str, tuple[Deployment, PromiseController]] = field(default_factory=dict)
+    arbiter: Arbiter = field(default_factory=Arbiter)
     _written: dict[str, _Written] = field(default_factory=dict)
     _yielded: dict[str, YieldedTime] = field(default_factory=dict)  # by model
     _worked: frozenset[str] = frozenset()  # models of which something was measured in the last tick
@@ -88,28 +88,22 @@ class SharingLoop:
         """Instance -> share, of those to be written."""
         wanted, promised = self._wanted, self._promised
         samples = self.pace.take({name: one.ask.priority for name, one in promised.items()}, now)
-        for name in [name for name in self._controllers if name not in promised]:
-            del self._controllers[name]
         self._worked = frozenset(name for name, measured in samples.items() if any(measured.values()))
-        for name, deployment in promised.items():
-            self._controller(deployment).step(samples.get(name, {}))
+        self.arbiter.follow(promised, samples)
         running = [one for one in self._running if one.deployment in wanted]
         self._written = {one.id: self._written[one.id] for one in running if one.id in self._written}
-        return {one.id: share for one in running if self._is_due(one.id, share := self._share(wanted[one.deployment]), now)}
-
-    def is_steered(self, model: str) -> bool:
-        """Whether the model's promises are kept by way of the gate; no longer once it is shut and they break all the same."""
-        known = self._controllers.get(model)
-        written = any(one.id in self._written for one in self._running if one.deployment == model)
-        return known is not None and written and not known[1].is_exhausted
+        self._note_gated()
+        return {
+            one.id: share for one in running if self._is_due(one.id, share := self.arbiter.share(wanted[one.deployment]), now)
+        }
 
     def report(self) -> dict[str, dict[str, object]]:
         """JSON-ready, by model: the share in force, what it costs and yields, how much of the nearest promise is used."""
         found: dict[str, dict[str, object]] = {}
         for deployment in self._wanted.values():
-            entry: dict[str, object] = {"sharing": deployment.sharing.value, "share": self._share(deployment)}
-            if deployment.name in self._controllers:
-                controller = self._controllers[deployment.name][1]
+            entry: dict[str, object] = {"sharing": deployment.sharing.value, "share": self.arbiter.share(deployment)}
+            controller = self.arbiter.promise_of(deployment.name)
+            if controller is not None:
                 entry |= {"promise": controller.nearest, "promise_used": controller.used, "cost": controller.cost}
                 yielded = self._yielded.get(deployment.name) or YieldedTime()
                 entry |= {"yielded": yielded.ratio, "yielded_seconds": yielded.seconds}
@@ -123,21 +117,6 @@ class SharingLoop:
         """Nothing stands between its copies and the GPU, so that no share is in force, whatever was steered."""
         levels = [grant.level for one in self._running if one.deployment == model for grant in one.grants]
         return bool(levels) and all(level in (Level.NONE, Level.ADVISORY) for level in levels)
-
-    def _controller(self, deployment: Deployment) -> PromiseController:
-        known = self._controllers.get(deployment.name)
-        if known is not None and known[0].objective == deployment.objective:
-            return known[1]
-        promised = deployment.objective.of_class(deployment.ask.priority) if deployment.objective else None
-        made = PromiseController(targets_of(promised))
-        self._controllers[deployment.name] = (deployment, made)
-        return made
-
-    def _share(self, deployment: Deployment) -> float:
-        if deployment.sharing is Sharing.FAIR:
-            return 1.0
-        known = self._controllers.get(deployment.name)
-        return known[1].share if deployment.sharing is Sharing.PROMISE and known else 0.0
 
     def _is_due(self, instance_id: str, share: float, now: float) -> bool:
         written = self._written.get(instance_id)
@@ -169,3 +148,7 @@ class SharingLoop:
         for instance_id, share in changes.items():
             if self.steer.apply(instance_id, share):
                 self._written[instance_id] = _Written(share, time.monotonic())
+        self._note_gated()
+
+    def _note_gated(self) -> None:
+        self.arbiter.note_gated({one.deployment for one in self._running if one.id in self._written})

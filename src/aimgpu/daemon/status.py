@@ -1,22 +1,21 @@
 """What runs where, for the command line and the page."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies
-from aimgpu.control.restarts import now_ms
-from aimgpu.control.retry import describe_retry
+from aimgpu.control.effects import REAL
+from aimgpu.control.waiting import describe_retry, ends_of
 from aimgpu.domain import Device, DeviceUsage, Grant, Instance, InstanceState, granted_to
 from aimgpu.engines.protocols import Engine, Remarker
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.ledger import Retry
 from aimgpu.placement import DeviceState
 from aimgpu.placement.fit import device_free_bytes, free_bytes
-
-_SIMULATED = " (simulated)"
+from aimgpu.sizing.surplus import Service
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +24,13 @@ class Addresses:
 
     version: str
     pid: int
-    url: str  # "http://127.0.0.1:8080"
+    url: str  # of this machine's commands and browsers: "http://127.0.0.1:8080"
+    tls_url: str | None = None  # of callers, where they have another: "https://127.0.0.1:8080"
+
+    @property
+    def models_url(self) -> str:
+        """Where clients of OpenAI's API look for models."""
+        return f"{self.tls_url or self.url}/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +42,12 @@ class StatusSources:
     engines: Mapping[str, Engine]
     runs: Path
     corrupt_ledger: Path | None = None  # kept aside at this start
+    read_blocked: Callable[[], Mapping[str, str]] = dict  # sleeping models that find no room, with the reason
 
     @classmethod
-    def of(cls, controller: Controller, dependencies: Dependencies) -> "StatusSources":
+    def of(
+        cls, controller: Controller, dependencies: Dependencies, read_blocked: Callable[[], Mapping[str, str]] = dict
+    ) -> "StatusSources":
         """Those of a daemon."""
         return cls(
             controller=controller,
@@ -47,6 +55,7 @@ class StatusSources:
             engines=dependencies.engines,
             runs=dependencies.runs,
             corrupt_ledger=dependencies.ledger.set_aside,
+            read_blocked=read_blocked,
         )
 
 
@@ -56,39 +65,51 @@ def describe_status(sources: StatusSources, addresses: Addresses) -> dict[str, A
     states = sorted((state for _, state in controller.snapshot().devices()), key=lambda state: state.device.index)
     devices = tuple(state.device for state in states)
     usage = {item.device_id: item for item in sources.hardware.read_usage()}
-    instances = controller.instances()
+    blocked = sources.read_blocked()
+    instances = [
+        replace(one, reason=blocked.get(one.deployment, one.reason)) if one.state is InstanceState.SLEEPING else one
+        for one in controller.instances()
+    ]
     retries = {retry.deployment: retry for retry in controller.waiting()}
     return {
         "simulated": any(device.simulated for device in devices),
         "version": addresses.version,
         "pid": addresses.pid,
-        "deployments": [{"name": item.name, "replicas": item.replicas} for item in controller.deployments()],
+        "deployments": [
+            {
+                "name": item.name,
+                "replicas": item.replicas,
+                "aliases": list(item.aliases),
+                "default": item.default,
+                "adapters": [each.name for each in item.overrides.adapters],
+            }
+            for item in controller.deployments()
+        ],
         "gpus": [_gpu(state, usage.get(state.device.id)) for state in states],
         "instances": [_instance(item, devices, addresses, retries.get(item.deployment)) for item in instances],
-        "waiting": _waiting(controller, retries),
-        "models_url": f"{addresses.url}/v1",
+        "waiting": list(_waiting(controller)),
+        "models_url": addresses.models_url,
         "page_url": f"{addresses.url}/",
         "notes": read_notes(sources),
     }
 
 
-def _waiting(controller: Controller, retries: Mapping[str, Retry]) -> list[dict[str, Any]]:
+def _waiting(controller: Controller) -> Iterator[dict[str, Any]]:
     """Wanted, and not running: no instance stands for it."""
-    wanted = {deployment.name: deployment for deployment in controller.deployments()}
-    running = {(instance.deployment, instance.replica) for instance in controller.instances()}
-    found = []
-    for name, retry in retries.items():
-        deployment = wanted.get(name)
-        missing = sum((name, number) not in running for number in range(deployment.replicas)) if deployment else 0
-        if deployment is not None and missing:
-            entry = {"name": name, "model": deployment.model, "priority": deployment.ask.priority.value, "replicas": missing}
-            found.append({**entry, "reason": describe_retry(retry, now_ms()), **_retry(retry)})
-    return found
+    known = {(instance.deployment, instance.replica) for instance in controller.instances()}
+    for wait in controller.waits():
+        name, item = wait.deployment.name, wait.deployment
+        missing = sum((name, number) not in known for number in wait.replicas)
+        if missing:
+            retry = wait.retry or Retry(deployment=name, reason=wait.reason)
+            reason = describe_retry(retry, REAL.wall_ms()) if wait.retry is not None else wait.reason
+            entry = {"name": name, "model": item.model, "priority": item.ask.priority.value, "replicas": missing}
+            yield {**entry, "reason": reason, **_retry(retry), "ends_on": wait.ends_on.value}
 
 
 def _retry(retry: Retry) -> dict[str, Any]:
-    left = None if retry.retry_at_ms is None else max(0.0, (retry.retry_at_ms - now_ms()) / 1000)
-    return {"failures": retry.failures, "next_try_seconds": left, "gave_up": retry.exhausted}
+    left = None if retry.retry_at_ms is None else max(0.0, (retry.retry_at_ms - REAL.wall_ms()) / 1000)
+    return {"failures": retry.failures, "next_try_seconds": left, "gave_up": retry.exhausted, "ends_on": ends_of(retry).value}
 
 
 def read_notes(sources: StatusSources) -> list[str]:
@@ -117,6 +138,7 @@ def _gpu(state: DeviceState, usage: DeviceUsage | None) -> dict[str, Any]:
         "vendor": device.vendor.value,
         "layout": device.layout.name,
         "simulated": device.simulated,
+        "software": device.software,
         "memory_bytes": device.memory_bytes,
         "granted_bytes": sum(granted.values()),
         "free_bytes": device_free_bytes(state),
@@ -165,11 +187,34 @@ def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses,
         "kv_cache_bytes": item.kv_cache_bytes,
         "unused_bytes": _unused_bytes(item),
         "in_host_memory": item.in_host_memory,
-        "reason": describe_retry(retry, now_ms()) if failed and retry else item.reason,
+        "service": list(_describe_service(item)),
+        "reason": describe_retry(retry, REAL.wall_ms()) if failed and retry and retry.failures else item.reason,
         "retry": _retry(retry) if failed and retry else None,
         "last_lines": list(item.last_lines),
-        "endpoint": f"{addresses.url}/v1" if item.state.value == "ready" else None,
+        "endpoint": addresses.models_url if item.state.value == "ready" else None,
     }
+
+
+def _describe_service(item: Instance) -> Iterator[str]:
+    """What its grant is good for, where that is more than its number of requests says; what of it stays unused."""
+    if (
+        item.state not in (InstanceState.READY, InstanceState.LOADING)
+        or item.kv_cache_bytes is None
+        or item.context_tokens is None
+    ):
+        return
+    service = Service(
+        engine=item.engine,
+        granted_bytes=min((grant.memory_bytes for grant in item.grants), default=0),
+        concurrency=item.concurrency or 1,
+        context_tokens=item.context_tokens,
+        kv_cache_bytes=item.kv_cache_bytes,
+        kv_tokens=item.kv_tokens,
+        unused_bytes=_unused_bytes(item) or 0,
+        in_host_memory=bool(item.in_host_memory),
+    )
+    texts = (service.text if service.kv_tokens is not None else None, service.unused_text)
+    yield from (text for text in texts if text)
 
 
 def _unused_bytes(item: Instance) -> int | None:
@@ -203,4 +248,4 @@ def _grant(grant: Grant, devices: tuple[Device, ...]) -> dict[str, Any]:
 
 def _device_name(device: Device) -> str:
     name = device.market_name or device.product
-    return name + _SIMULATED if device.simulated else name
+    return name + device.kind_note

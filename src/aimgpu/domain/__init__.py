@@ -7,6 +7,7 @@ thing that is charged. A Deployment is a model that should run, an Instance is o
 from aimgpu.domain.ask import Ask, Auto, Fraction, IsolationRequirement, Memory, PartitionKind, Priority, Spread, Want, Whole
 from aimgpu.domain.compute import GrantedCompute, granted_compute, granted_to
 from aimgpu.domain.deployment import (
+    Adapter,
     Deployment,
     EngineOverrides,
     Instance,
@@ -14,6 +15,7 @@ from aimgpu.domain.deployment import (
     ProcessIdentity,
     SecretKind,
     SecretSource,
+    ServerProgram,
     Sharing,
     SleepFootprint,
     WatchdogPolicy,
@@ -28,6 +30,7 @@ from aimgpu.domain.slices import SliceProfile
 from aimgpu.domain.usage import DeviceUsage, ForeignProcess
 
 __all__ = [
+    "Adapter",
     "Ask",
     "Auto",
     "ByClass",
@@ -60,6 +63,7 @@ __all__ = [
     "Refusal",
     "SecretKind",
     "SecretSource",
+    "ServerProgram",
     "ServiceObjective",
     "Sharing",
     "SleepFootprint",

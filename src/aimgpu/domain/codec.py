@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -11,36 +11,38 @@ from aimgpu.domain.ask import Auto, Fraction, Memory, PartitionKind, Whole
 from aimgpu.errors import InvalidInput
 
 _WANTS = {"auto": Auto, "memory": Memory, "fraction": Fraction, "partition": PartitionKind, "whole": Whole}
-# Fields that earlier versions wrote under another name.
-_FORMER_NAMES = {
-    "Ask": {"parts": "products", "refused_parts": "refused_products", "demand": "isolation"},
-    "Device": {"part": "product"},
-    "Grant": {"mechanism": "mechanisms"},
-    "Instance": {"rest": "sleep_footprint"},
-}
 _WANT_NAMES = {kind: name for name, kind in _WANTS.items()}
 
 
-def encode(value: object) -> Any:  # noqa: ANN401 - JSON has no one type
-    """Dataclasses become objects, sets sorted lists, a Want an object with one key that names it."""
+def encode(value: object, *, defaults: bool = True) -> Any:  # noqa: ANN401 - JSON has no one type
+    """Dataclasses become objects, sets sorted lists, a Want an object with one key that names it.
+
+    Without `defaults` fields that have theirs are left out, so that a field that a build adds changes nothing.
+    """
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
-        body = {item.name: encode(getattr(value, item.name)) for item in fields(value)}
+        given = {item.name: getattr(value, item.name) for item in fields(value) if defaults or not _is_default(value, item)}
+        body = {name: encode(item, defaults=defaults) for name, item in given.items()}
         return {_WANT_NAMES[type(value)]: body} if type(value) in _WANT_NAMES else body
     if isinstance(value, Mapping):
-        return {str(key): encode(item) for key, item in value.items()}
+        return {str(key): encode(item, defaults=defaults) for key, item in value.items()}
     if isinstance(value, frozenset):
-        return sorted(encode(item) for item in value)
+        return sorted(encode(item, defaults=defaults) for item in value)
     if isinstance(value, tuple):
-        return [encode(item) for item in value]
+        return [encode(item, defaults=defaults) for item in value]
     return value
+
+
+def _is_default(value: object, item: Field[Any]) -> bool:
+    default = item.default_factory() if item.default_factory is not MISSING else item.default
+    return bool(getattr(value, item.name) == default)
 
 
 def decode(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - driven by the type given
     """The opposite of `encode` for the type `kind`; raises InvalidInput that names the place.
 
-    Keys that the type does not have are refused; one that is missing takes its default, so what an older version wrote is read.
+    Keys that the type does not have are refused; one that is missing takes its default.
     """
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
@@ -61,7 +63,7 @@ def decode(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - driven b
 def split_known(kind: Any, value: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401 - driven by the type given
     """An encoded value without the fields that `kind` does not have, and those fields, nested as they were.
 
-    So what a newer version wrote can be read, and written back whole with `merge_unknown`.
+    So what another build wrote can be read, and written back whole with `merge_unknown`.
     """
     kinds = [each for each in get_args(kind) or (kind,) if each is not types.NoneType]
     if not isinstance(value, Mapping):
@@ -73,17 +75,15 @@ def split_known(kind: Any, value: Any) -> tuple[Any, dict[str, Any]]:  # noqa: A
     if len(kinds) != 1 or not is_dataclass(kinds[0]) or get_origin(kind) in (tuple, frozenset):
         return value, {}
     hints = _hints(kinds[0])  # type: ignore[arg-type]
-    former = _FORMER_NAMES.get(kinds[0].__name__, {})  # type: ignore[union-attr]
     found: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for name, item in value.items():
-        field = former.get(name, name)
-        if field not in hints:
+        if name not in hints:
             rest[name] = item
             continue
-        found[name], unknown = split_known(hints[field], item)
+        found[name], unknown = split_known(hints[name], item)
         if unknown:
-            rest[field] = unknown
+            rest[name] = unknown
     return found, rest
 
 
@@ -113,21 +113,13 @@ def _decode_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:  # noq
 
 def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
     _expect(isinstance(value, Mapping), where, "an object")
-    hints, former = _hints(kind), _FORMER_NAMES.get(kind.__name__, {})
-    value = {former.get(name, name): _modern(name, item) for name, item in value.items()}
+    hints = _hints(kind)
     unknown = sorted(set(value) - set(hints))
     _expect(not unknown, where, f"an object without {', '.join(unknown)}")
     try:
         return kind(**{name: decode(hints[name], item, f"{where}.{name}") for name, item in value.items()})
     except TypeError as error:
         raise InvalidInput(f"{where}: {error}") from error
-
-
-def _modern(name: str, value: Any) -> Any:  # noqa: ANN401
-    """Values that earlier versions wrote in another form: the mechanisms of a Grant joined, or null."""
-    if name != "mechanism":
-        return value
-    return value.split(" + ") if isinstance(value, str) else []
 
 
 def _decode_plain(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401

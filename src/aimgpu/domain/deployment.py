@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import ClassVar
 
-from aimgpu.domain.ask import Ask, Memory
+from aimgpu.domain.ask import Ask, Memory, Priority
 from aimgpu.domain.grant import Grant
 from aimgpu.domain.objective import ServiceObjective
 from aimgpu.domain.placement import Slot
@@ -41,6 +42,30 @@ class SecretSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProgram:
+    """A server of the user's own, with placeholders in its words for what it is given."""
+
+    HEALTH: ClassVar[str] = "/health"
+
+    argv: tuple[str, ...]
+    directory: str | None = None  # where it runs; None: in the run folder of its instance
+    health: str = HEALTH  # path that answers 2xx when it can serve
+    models: tuple[str, ...] = ()  # as it calls them; empty: it is asked
+    ready_seconds: int | None = None  # how long it may load; None: as long as any engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter of a model: a model of its own to callers."""
+
+    key: str  # in the stack file
+    name: str  # as callers call it
+    path: str
+    priority: Priority | None = None  # None: the model's
+    objective: ServiceObjective | None = None  # None: nothing was promised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOverrides:
     """What a user passes to the engine beside what we set. Pairs rather than mappings: a Deployment can be hashed."""
 
@@ -48,6 +73,8 @@ class EngineOverrides:
     environment: tuple[tuple[str, str], ...] = ()
     secrets: tuple[SecretSource, ...] = ()
     image: str | None = None  # for launchers that run containers
+    adapters: tuple[Adapter, ...] = ()
+    server: ServerProgram | None = None  # the program itself, where the engine is whatever the user names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +96,20 @@ class Deployment:
     watchdog: WatchdogPolicy = WatchdogPolicy.WARN
     sharing: Sharing = Sharing.STRICT
     overrides: EngineOverrides = field(default_factory=EngineOverrides)
+    aliases: tuple[str, ...] = ()  # other names that callers may use, without Ollama's `:latest`
+    default: bool = False  # serves requests that name no model
     resized_bytes: int | None = None  # its share on each Device since it was resized while it ran; not of the stack file
 
     def with_live_settings_of(self, other: "Deployment") -> "Deployment":
-        """With what can change while instances run: how many there are, the promises, and how the GPU is shared."""
-        return replace(self, replicas=other.replicas, objective=other.objective, sharing=other.sharing)
+        """With what can change while instances run: how many there are, the promises, how the GPU is shared, and names."""
+        return replace(
+            self,
+            replicas=other.replicas,
+            objective=other.objective,
+            sharing=other.sharing,
+            aliases=other.aliases,
+            default=other.default,
+        )
 
     @property
     def present_ask(self) -> Ask:

@@ -60,8 +60,14 @@ class Device:
     hive: str | None = None  # devices that must share one memory mode
     pending_memory_mode: str | None = None  # asked for, not in effect before a driver reload
     simulated: bool = False
+    software: bool = False  # simulated by the software GPU's driver: programs run on it, and limits hold
     profiles: tuple[SliceProfile, ...] = ()  # MIG: any legal set of these can be asked for by name, listed or not
     reserved_bytes: int | None = None  # kept by the driver and not part of `memory_bytes`, where it reports them
+
+    @property
+    def kind_note(self) -> str:
+        """What follows its name where it is no card, with a space before it."""
+        return " (software GPU)" if self.software else " (simulated)" if self.simulated else ""
 
     def partition(self, partition_id: str) -> Partition | None:
         """The Partition of the current Layout with this id."""

@@ -15,7 +15,7 @@ class Exactness(StrEnum):
 class Term:
     """One part of a Footprint, with what it was computed from."""
 
-    name: str  # weights | kv_cache | activations | graphs | engine | context | startup | listed
+    name: str  # weights | kv_cache | activations | graphs | engine | context | startup | listed | adapters | given
     memory_bytes: int
     exactness: Exactness
     formula: str

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from aimgpu.engines.ownership import EngineOwner, check_peer, expected
+
 _BOUND_SECONDS = 3.0
 _HTTP_PORT = 80
 _LARGEST_ANSWER_BYTES = 256 * 1024
@@ -51,10 +53,19 @@ def read_endpoint(path: Path) -> EndpointFile | None:
     return EndpointFile(url=str(url)) if parts.scheme == "http" and parts.hostname and parts.port else None
 
 
-def ask(
-    url: str, *, api_key: str | None = None, content: Mapping[str, object] | None = None, bound_seconds: float = _BOUND_SECONDS
+def ask(  # noqa: PLR0913 - a question has so many sides
+    url: str,
+    *,
+    api_key: str | None = None,
+    content: Mapping[str, object] | None = None,
+    bound_seconds: float = _BOUND_SECONDS,
+    owner: EngineOwner | None = None,
+    most_bytes: int = _LARGEST_ANSWER_BYTES,
 ) -> Answer | None:
-    """GET, or POST where there is content. None: no HTTP answer within the bound."""
+    """GET, or POST where there is content. None: no HTTP answer within the bound.
+
+    `owner`: whose the address must be, beside the one that is `expecting`. Raises StrangerListens before anything is sent.
+    """
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -65,8 +76,10 @@ def ask(
     deadline = time.monotonic() + bound_seconds
     try:
         with socket.create_connection((parts.hostname or "", parts.port or _HTTP_PORT), bound_seconds) as connection:
+            if owner := owner or expected():
+                check_peer(owner, connection.getsockname()[:2], connection.getpeername()[:2])
             connection.sendall(_request(parts.netloc, target, headers, body))
-            return _read_answer(connection, deadline)
+            return _read_answer(connection, deadline, most_bytes)
     except (OSError, ValueError, httptools.HttpParserError):
         return None
 
@@ -98,14 +111,14 @@ class _Response:
         self.complete = True
 
 
-def _read_answer(connection: socket.socket, deadline: float) -> Answer:
+def _read_answer(connection: socket.socket, deadline: float, most_bytes: int) -> Answer:
     """As far as it comes before the deadline: an engine that dribbles must not hold its asker.
 
     Parsed in C: many engines that load are asked often, by the process that serves requests.
     """
     response = _Response()
     parser = httptools.HttpResponseParser(response)
-    while not response.complete and len(response.body) < _LARGEST_ANSWER_BYTES:
+    while not response.complete and len(response.body) < most_bytes:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError

@@ -16,6 +16,11 @@ def is_container(request: LaunchRequest) -> bool:
     return request.instance.launcher == "docker"
 
 
+def listen_host(request: LaunchRequest) -> str:
+    """Loopback; in a container every address of its own network, of which one port is published on the machine's loopback."""
+    return "0.0.0.0" if is_container(request) else "127.0.0.1"  # noqa: S104
+
+
 def sees_gpu(request: LaunchRequest) -> bool:
     """Whether it was granted a part of a real GPU; a simulated one names none to the engine."""
     return _vendor(request) != "cpu"

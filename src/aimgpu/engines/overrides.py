@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from aimgpu.domain import Deployment, EngineOverrides, Footprint, SecretKind, SecretSource
-from aimgpu.engines.protocols import Command
+from aimgpu.engines.protocols import Command, ServerEngine
 from aimgpu.errors import InvalidInput
+from aimgpu.files import read_bounded
 
 _LARGEST_SECRET = 64 * 1024
 
@@ -38,6 +39,8 @@ def check_overrides(deployment: Deployment, engine: object, footprint: Footprint
             f"{deployment.name}: 'image' is for containers, and the launcher is {deployment.launcher}",
             hint="Add `launcher: docker`, or remove the image.",
         )
+    if isinstance(engine, ServerEngine):
+        engine.check(deployment, installed=installed)
     for secret in overrides.secrets:
         read_secret(secret)
     if not overrides.arguments:
@@ -103,12 +106,10 @@ def read_secret(secret: SecretSource) -> str:
             )
         return value
     try:
-        with Path(secret.source).open("rb") as file:
-            data = file.read(_LARGEST_SECRET + 1)
-        text = data.decode("utf-8").strip()
+        text = read_bounded(Path(secret.source), _LARGEST_SECRET).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InvalidInput(f"env {secret.name}: cannot read {secret.source}: {why}", hint="Check the path.") from None
-    if not text or len(data) > _LARGEST_SECRET or "\0" in text:
+    if not text or "\0" in text:
         raise InvalidInput(f"env {secret.name}: {secret.source} holds no secret", hint="One line of text is expected.")
     return text

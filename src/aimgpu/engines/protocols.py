@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from aimgpu.domain import EngineOverrides, Footprint, Instance, ProcessIdentity
+from aimgpu.domain import Deployment, EngineOverrides, Footprint, Instance, ProcessIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,7 @@ class Command:
     device_nodes: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()  # the run directory is always there
     secrets: Mapping[str, str] = field(default_factory=dict)  # environment that is never printed
+    port: int | None = None  # where it listens, for launchers that run containers: published on loopback alone
     control_group: Path | None = None  # cgroup v2: its processes belong there from their first instruction
 
 
@@ -130,6 +131,20 @@ class ResizeNoter(Protocol):
     """An Engine that does not use a share that changes while it runs at once."""
 
     resize_note: str  # what it makes of it; the beginning of a sentence
+
+
+@runtime_checkable
+class ServerEngine(Protocol):
+    """An Engine for servers that are not known: chosen only by name, and nobody can size what it runs."""
+
+    def check(self, deployment: Deployment, *, installed: bool) -> None:
+        """Raises EngineUnavailable or InvalidInput for what could not be started. `installed`: on this machine, in no image."""
+
+    def served_models(self, run_directory: Path) -> tuple[str, ...]:
+        """As the server calls them, the first before the others; empty: it did not say."""
+
+    def ready_seconds(self, run_directory: Path) -> float | None:
+        """How long it may load; None: as long as any."""
 
 
 @runtime_checkable

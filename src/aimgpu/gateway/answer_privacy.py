@@ -25,8 +25,11 @@ def make_cache_salt(caller: str) -> str:
 
 
 def may_reveal(answer: bytes) -> bool:
-    """Whether it is worth parsing: most answers are not. Without quotes: frequent bytes make the search slow."""
-    return b"timings" in answer or b"cache" in answer
+    """Whether it is worth parsing: most answers are not. Without quotes: frequent bytes make the search slow.
+
+    From the end: such a search stops at the first letter of a word, which is rarer in these answers than the last.
+    """
+    return answer.rfind(b"timings") >= 0 or answer.rfind(b"cache") >= 0
 
 
 def hide_cache_use(answer: bytes) -> bytes:

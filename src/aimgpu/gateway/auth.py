@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import time
 
 from aimgpu.domain import Priority
 from aimgpu.errors import NotAuthenticated
@@ -12,7 +13,7 @@ from aimgpu.keyfile import StoredKey, bearer_token
 _HOW = "Send it as 'Authorization: Bearer <key>'."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Caller:
     """The holder of a key, and its class; the name is safe to print."""
 
@@ -21,6 +22,15 @@ class Caller:
     priority: Priority | None = None  # at most this; None: as each model has it
     requests_per_second: float | None = None
     concurrency: int | None = None
+    answer_bytes: int | None = None  # of an answer in one piece; None: the usual bound
+    cache_group: str | None = None  # keys of one group share what engines keep of prompts
+    expires: float | None = None  # seconds since the epoch
+    used: float = field(default=0.0, compare=False)  # when it was sent last, seconds since the epoch
+
+    @property
+    def cache(self) -> str:
+        """Whose prompts engines may take its own for; no name of a key is one of a group."""
+        return f"key {self.name}" if self.cache_group is None else f"group {self.cache_group}"
 
     @property
     def unrestricted(self) -> bool:
@@ -43,6 +53,9 @@ def caller_of(key: StoredKey) -> Caller:
         priority=Priority(key.priority) if key.priority is not None else None,
         requests_per_second=key.requests_per_second,
         concurrency=key.concurrency,
+        answer_bytes=key.answer_bytes,
+        cache_group=key.cache_group,
+        expires=key.expires,
     )
 
 
@@ -56,6 +69,7 @@ class KeyTable:
     def __init__(self, callers: Mapping[str, Caller] | None = None, *, required: bool = True) -> None:
         """`callers` by hexadecimal digest (`keyfile.hash_key`). `required` False: requests need no key."""
         self.required = required
+        self.cache_groups = 0
         self._callers: dict[bytes, Caller] = {}
         self.replace(callers or {}, required=required)
 
@@ -64,8 +78,16 @@ class KeyTable:
 
     def replace(self, callers: Mapping[str, Caller], *, required: bool) -> None:
         """From now on these. Raises ValueError for a digest that is not hexadecimal."""
+        before = {caller.name: caller.used for caller in self._callers.values()}
+        for caller in callers.values():
+            caller.used = max(caller.used, before.get(caller.name, 0.0))
         self._callers = {bytes.fromhex(digest): caller for digest, caller in callers.items()}
+        self.cache_groups = len({caller.cache for caller in callers.values()})
         self.required = required
+
+    def last_used(self) -> Mapping[str, float]:
+        """By name, of keys that were sent since this process started; seconds since the epoch."""
+        return {caller.name: caller.used for caller in self._callers.values() if caller.used}
 
     def find(self, token: bytes) -> Caller | None:
         """The holder of this key; None where it is not known."""
@@ -83,6 +105,10 @@ def identify(keys: KeyTable | None, head: Head) -> Caller:
     if token:
         caller = keys.find(token)
         if caller is not None:
+            now = time()
+            if caller.expires is not None and now >= caller.expires:
+                raise NotAuthenticated("This API key has expired.", hint="Ask for another: `aimgpu keys add`.")
+            caller.used = now
             return caller
         raise NotAuthenticated("This API key is not known.")
     if not len(keys):

@@ -1,15 +1,21 @@
 """Reading a request's body with bounds, and the checks that an engine may not make."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 
 import orjson
 
 from aimgpu.errors import BodyTooLarge, InvalidRequest, LoadShed, RequestTimedOut, UnsupportedMediaType
+from aimgpu.gateway.apart import LARGE_BYTES, apart, check_waiting
 from aimgpu.gateway.http.asgi import Head, Receive
 
-_MAX_NAME = 256
+LONGEST_NAME = 256  # of a model
+_UNCOUNTED_BYTES = 256 * 1024  # so few hold no more values than are parsed in a few milliseconds
+_DIGITS_OF_A_VALUE = 32
+MOST_VALUES = 400_000  # of a body: parsing more holds every other request up; an image of 16 MiB is one
+MOST_MESSAGES = 10_000  # of a conversation; OpenAI takes 2048
+MOST_ANSWER_VALUES = 1_500_000  # of an engine's answer: vectors are many short numbers
 _RETRY_SECONDS = 2
 
 _NUMBER = (int, float)
@@ -30,9 +36,11 @@ _FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
     "messages": (list,),
     "model": (str,),
     "n": (int,),
+    "n_probs": (int,),
     "parallel_tool_calls": (bool,),
     "presence_penalty": _NUMBER,
     "prompt": _TEXT_OR_LIST,
+    "prompt_logprobs": (int,),
     "response_format": (dict,),
     "seed": (int,),
     "stop": _TEXT_OR_LIST,
@@ -54,9 +62,12 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "frequency_penalty": (-2, 2),
     "max_completion_tokens": (1, _MOST_TOKENS),
     "max_tokens": (1, _MOST_TOKENS),
+    "logprobs": (0, 100),
     "min_p": (0, 1),
     "n": (1, 128),
+    "n_probs": (0, 100),  # llama.cpp's: each multiplies what is answered for a token
     "presence_penalty": (-2, 2),
+    "prompt_logprobs": (0, 20),  # vLLM's: for each token of the prompt
     "temperature": (0, 100),
     "top_logprobs": (0, 100),
     "top_p": (0, 1),
@@ -97,6 +108,13 @@ class ClientGone(Exception):
     """The caller closed the connection; there is no one to answer."""
 
 
+async def parse_apart(body: bytes) -> dict[str, object]:
+    """`parse_body`, beside the event loop where it is large."""
+    if len(body) > LARGE_BYTES:
+        check_waiting()
+    return await apart(len(body), parse_body, body)
+
+
 async def read_body(receive: Receive, head: Head, limits: BodyLimits, held: HeldBytes) -> bytes:
     """All of it; what is returned is counted in `held` until the caller drops it."""
     length = head.get(b"content-length")
@@ -126,6 +144,9 @@ def hold_body(body: bytes, limits: BodyLimits, held: HeldBytes) -> bytes:
 
 def parse_body(body: bytes) -> dict[str, object]:
     """The JSON object in a body. Raises InvalidRequest, which quotes nothing of the text."""
+    if len(body) > _UNCOUNTED_BYTES and has_more_values(body, MOST_VALUES):
+        text = f"The body has more than {MOST_VALUES} values; a text counts as two of them, a field as four."
+        raise InvalidRequest(text, hint="Send it in parts.")
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -134,6 +155,22 @@ def parse_body(body: bytes) -> dict[str, object]:
     if not isinstance(parsed, dict):
         raise InvalidRequest("The body must be a JSON object.")
     return parsed
+
+
+def has_more_values(text: bytes, most: int) -> bool:
+    """Whether JSON may hold more values than these; an upper bound.
+
+    Values are counted by what they cost the parser, with an integer as one: a list or object three, a text two, a key four, and
+    one for 32 digits. What is within texts does not count.
+    """
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of quotes begins and ends texts
+    quotes = text.count(b'"')
+    if quotes > most:
+        return True
+    outside = b"".join(text.split(b'"')[::2])
+    found = quotes + outside.count(b",") + 2 * outside.count(b":") + 3 * (outside.count(b"[") + outside.count(b"{"))
+    return found + len(outside) // _DIGITS_OF_A_VALUE > most
 
 
 def encode_fields(fields: Mapping[str, object]) -> bytes:
@@ -158,8 +195,8 @@ def check_fields(path: str, fields: Mapping[str, object]) -> str:
             raise InvalidRequest(f"'{name}' must be {expected}.", param=name)
         if value is not None and name in _RANGES:
             _check_range(name, value, fields)
-    model = fields.get("model")
-    if not isinstance(model, str) or not model or len(model) > _MAX_NAME:
+    model = fields.get("model") or ""
+    if not isinstance(model, str) or len(model) > LONGEST_NAME:
         raise InvalidRequest("'model' must name a model.", hint="GET /v1/models lists them.", param="model")
     required = _REQUIRED.get(path)
     if required is not None and not fields.get(required) and fields.get(required) != "":
@@ -185,17 +222,27 @@ def check_media_type(head: Head) -> None:
         raise UnsupportedMediaType("Send the body as application/json.")
 
 
+def check_length(name: str, items: Sized) -> None:
+    """Before each of them is translated."""
+    if len(items) > MOST_MESSAGES:
+        raise InvalidRequest(f"'{name}' must be at most {MOST_MESSAGES}.", param=name)
+
+
 def _check_messages(messages: object) -> None:
     assert isinstance(messages, list)  # noqa: S101  # checked by its entry in the table
+    if len(messages) > MOST_MESSAGES:
+        check_length("messages", messages)
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise InvalidRequest(f"'messages[{index}]' must be an object.", param="messages")
         if not isinstance(message.get("role"), str):
             raise InvalidRequest(f"'messages[{index}].role' must be a string.", param="messages")
         content = message.get("content")
-        if content is not None and not isinstance(content, _TEXT_OR_LIST):
+        if content is None or isinstance(content, str):
+            continue
+        if not isinstance(content, list):
             raise InvalidRequest(f"'messages[{index}].content' must be a string or an array.", param="messages")
-        if isinstance(content, list) and not all(isinstance(part, dict) for part in content):
+        if not all(isinstance(part, dict) for part in content):
             raise InvalidRequest(f"'messages[{index}].content' must hold objects.", param="messages")
 
 

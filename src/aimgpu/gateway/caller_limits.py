@@ -35,7 +35,7 @@ class CallerLimits:
             text = f"This API key may have {caller.concurrency} request{'s' * (caller.concurrency > 1)} at once."
             raise RateExceeded(text, retry_after_seconds=1)
         if caller.requests_per_second is not None:
-            if use.bucket is None:
+            if use.bucket is None or use.bucket.per_second != caller.requests_per_second:
                 burst = max(1.0, caller.requests_per_second)
                 use.bucket = TokenBucket.full(caller.requests_per_second, burst, now)
             wait = use.bucket.take(now)

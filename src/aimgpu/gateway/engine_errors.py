@@ -14,6 +14,7 @@ _NOT_OFFERED = frozenset(
 _FAILED, _NOT_SUPPORTED = 500, b" is not supported"  # how llama-server answers an image for a model that reads none
 _NO_TEXT = b"does not support logits"  # and a chat with one that makes vectors
 _MAX_MESSAGE = 500
+_MOST_SEARCHED = 8 * 1024
 # What llama-server, Ollama and older vLLM answer with 500 although the request is at fault: a grammar, a schema, a template or
 # a picture that cannot be parsed. Counted as the caller's, else forty of them would break every promise of the model.
 _CALLERS_FAULT = re.compile(
@@ -32,13 +33,14 @@ def refuse_failure(status: int, body: bytes, model: str, path: str) -> None:
     if status < _FAILED and status not in _OVERLOAD_STATUSES and status not in _NOT_OFFERED:
         return
     said = _read_error(body).get("message")
-    message = f": {said[:_MAX_MESSAGE]}" if isinstance(said, str) else ""
+    said = said[:_MOST_SEARCHED] if isinstance(said, str) else None
+    message = f": {said[:_MAX_MESSAGE]}" if said is not None else ""
     if status in _OVERLOAD_STATUSES:
         raise EngineUnavailable(f"The engine takes no more now ({status}{message}).")
     if status in _NOT_OFFERED or (status == _FAILED and (_NOT_SUPPORTED in body or _NO_TEXT in body)):
         what = path if status in _NOT_OFFERED or _NO_TEXT in body else f"this{message}"
         raise InvalidRequest(f"{model} does not offer {what}.", hint="Ask a model that does.", param="model")
-    if status == _FAILED and isinstance(said, str) and _CALLERS_FAULT.search(said) and not _ENGINES_FAULT.search(said):
+    if status == _FAILED and said is not None and _CALLERS_FAULT.search(said) and not _ENGINES_FAULT.search(said):
         raise InvalidRequest(f"The engine cannot use this request{message}.")
     raise EngineFailed(f"The engine answered {status}{message}.")  # its fault, so not our own 500
 

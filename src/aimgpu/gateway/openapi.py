@@ -101,6 +101,8 @@ _SCHEMAS: dict[str, Any] = {
         root={"type": "string"},
         state={"type": "string"},
         simulated={"type": "boolean"},
+        aliases={"type": "array", "items": {"type": "string"}},
+        default={"type": "boolean"},
     ),
     "ModelList": _object(["object", "data"], data={"type": "array", "items": {"$ref": "#/components/schemas/Model"}}),
     "OllamaTags": _object(["models"], models={"type": "array", "items": {"type": "object"}}),

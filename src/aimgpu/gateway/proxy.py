@@ -1,6 +1,7 @@
 """One request's way through: take a slot, ask the engine, pass the answer on, give the slot back."""
 
 import asyncio
+import functools
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,11 +17,14 @@ from aimgpu.errors import (
     EngineTimedOut,
     EngineUnavailable,
     EngineUnreachable,
+    LoadShed,
 )
 from aimgpu.gateway.answer_privacy import hide_cache_use, hide_in_events, may_reveal
-from aimgpu.gateway.body import ClientGone, encode_fields
+from aimgpu.gateway.apart import LARGE_BYTES, apart
+from aimgpu.gateway.body import MOST_ANSWER_VALUES, ClientGone, HeldBytes, encode_fields, has_more_values
 from aimgpu.gateway.engine_errors import refuse_failure, to_openai
 from aimgpu.gateway.engine_faults import StuckEngines, StuckLimits
+from aimgpu.gateway.heartbeat import Heartbeat
 from aimgpu.gateway.http.asgi import JSON, NO_STORE, Header, Message, Receive, Send, error_body, send_answer
 from aimgpu.gateway.http.exchange import Exchange
 from aimgpu.gateway.http.upstream import Upstream, UpstreamAnswer, UpstreamTarget
@@ -29,10 +33,11 @@ from aimgpu.gateway.routes import Backend, ServedModel
 from aimgpu.gateway.slots import Lease, Slots
 from aimgpu.qos.queueing.dispatcher import RequestOutcome
 
-_MAX_ANSWER_BYTES = 256 * 1024 * 1024
-MAX_EVENT_BYTES = 16 * 1024 * 1024
+MAX_ANSWER_BYTES = 16 * 1024 * 1024  # in one piece, unless the caller's key allows more
+MAX_EVENT_BYTES = 4 * 1024 * 1024
+_UNCOUNTED_BYTES = 256 * 1024
 _EVENT_END = b"\n\n"
-_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
+_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s{0,9}(\d{1,15})')
 _NOT_TOKENS = 2  # events of a stream that carry none: the role before, [DONE] after
 _FEW_TOKENS = 8  # a mean over fewer is noise
 _SIMULATED: Header = (b"x-aimgpu-simulated", b"true")
@@ -61,7 +66,9 @@ class ProxiedRequest:
     deadline_seconds: float | None = field(init=False, default=None)
     content_type: bytes = field(init=False, default=JSON[1])
     exchange: Exchange | None = field(init=False, default=None)  # where the server offers it
+    most_answer_bytes: int = field(init=False, default=MAX_ANSWER_BYTES)
     sends_directly: bool = field(init=False, default=False)  # what is sent goes to the exchange as it is, not translated
+    heartbeat: Heartbeat | None = field(init=False, default=None)  # where it streams, and its model was not up
     backend: Backend | None = field(init=False, default=None)
     waited: bool = field(init=False, default=False)  # for a slot
     expected_wait_seconds: float | None = field(init=False, default=None)
@@ -111,18 +118,28 @@ class ProxiedRequest:
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyLimits:
+    """`held`: bodies and answers that are under way, all together."""
+
+    held: HeldBytes
+    stall_seconds: float = 60.0
+    stuck: StuckLimits | None = None
+
+
 class Proxy:
     """Passes requests to engines and their answers back. Lives on the gateway's event loop."""
 
-    def __init__(self, slots: Slots, upstream: Upstream, *, stall_seconds: float, stuck: StuckLimits | None = None) -> None:
+    def __init__(self, slots: Slots, upstream: Upstream, limits: ProxyLimits) -> None:
         self._slots = slots
         self._upstream = upstream
-        self._stall_seconds = stall_seconds
+        self._held = limits.held
+        self._stall_seconds = limits.stall_seconds
         self._unwatched: set[ProxiedRequest] = set()
         self._streams: set[ProxiedRequest] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._killers = KillerRequests()
-        self.stuck_engines = StuckEngines(upstream, slots.in_flight, slots.exclude, stuck)
+        self.stuck_engines = StuckEngines(upstream, slots.in_flight, slots.exclude, limits.stuck)
 
     async def pass_on(self, request: ProxiedRequest, receive: Receive, send: Send) -> None:
         """Answer the caller; raises AimGpuError while nothing was sent, ClientGone when the caller left."""
@@ -146,9 +163,10 @@ class Proxy:
                 raise ClientGone from None
             raise
         finally:
-            self._unwatched.discard(request)
-            if request.watcher is not None:
-                request.watcher.cancel()
+            if request.exchange is None:
+                self._unwatched.discard(request)
+                if request.watcher is not None:
+                    request.watcher.cancel()
             request.task = request.exchange = request.receive = None  # no circles for the collector
 
     async def _try_servers(self, request: ProxiedRequest, send: Send) -> None:
@@ -198,7 +216,10 @@ class Proxy:
             if before is not None:
                 request.model = self._slots.find_current(request.model)
             taken = self._slots.take(request, request.arrived if before is None else monotonic(), avoid)
-            lease = taken if isinstance(taken, Lease) else await taken
+            if isinstance(taken, Lease):
+                lease = taken
+            else:
+                lease = await (taken if request.heartbeat is None else request.heartbeat.during(taken))
         lease.on_recall = request.recall
         request.backend = lease.backend
         if lease.waited:
@@ -215,7 +236,7 @@ class Proxy:
             body = _add_fields(request, backend)
         request.asked = True
         target = engine_target(backend.url, request.path, backend.api_key, request.content_type)
-        events = _Events(request, lease) if request.streamed else None
+        events = _Events(request, lease, self._held) if request.streamed else None
         first = events.begin if events is not None and request.sends_directly else None
         answer = await self._upstream.send(target, body, first)
         if answer.status in _KEY_REFUSED:
@@ -223,14 +244,31 @@ class Proxy:
             self._slots.exclude(backend.instance_id, f"its engine refuses the key that it was started with ({answer.status})")
             raise EngineUnreachable("The engine refuses our key; it is being replaced.")
         if events is None or answer.status >= _NOT_STREAMED:
-            return await _whole(request, lease, answer, send)
+            whole = answer.take_whole()
+            if whole is None:
+                return await self._whole(request, lease, answer, send)
+            return await _send_whole(request, lease, answer, whole, send)
         self._streams.add(request)
         self._arm()
         try:
             outcome = await _stream(request, events, answer, send)
         finally:
             self._streams.discard(request)
+            if events.held:
+                self._held.drop(len(events.held))
         return RequestOutcome.SLOW if outcome is _OK and _is_slow(request) else outcome
+
+    async def _whole(self, request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:
+        """The answer counts as held until its caller has read it, or nearly."""
+        body = await _read_whole(request, answer, self._held)
+        held, exchange = len(body), request.exchange
+        try:
+            return await _send_whole(request, lease, answer, body, send)
+        finally:
+            if exchange is not None:
+                exchange.when_read(functools.partial(self._held.drop, held))
+            else:
+                self._held.drop(held)
 
     def streams(self) -> tuple[ProxiedRequest, ...]:
         """Answers that stream now."""
@@ -281,23 +319,42 @@ def _add_fields(request: ProxiedRequest, backend: Backend) -> bytes:
     return encode_fields(request.fields | added) if added else request.body
 
 
-async def _whole(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, send: Send) -> RequestOutcome:
-    body = answer.take_whole()
-    if body is None:
-        try:
-            body = await answer.read(_MAX_ANSWER_BYTES)
-        finally:
-            answer.cancel()
+async def _read_whole(request: ProxiedRequest, answer: UpstreamAnswer, held: HeldBytes) -> bytes:
+    """The caller drops what is returned from `held`."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while chunk := await answer.next_chunk():
+            held.add(len(chunk))
+            size += len(chunk)
+            if size > request.most_answer_bytes:
+                text = f"The engine's answer is longer than {request.most_answer_bytes} bytes."
+                raise EngineFailed(text, hint="Ask for less at once: fewer choices, inputs or probabilities.")  # noqa: TRY301
+            parts.append(chunk)
+    except BaseException:
+        held.drop(size)
+        raise
+    finally:
+        answer.cancel()
+    return b"".join(parts)
+
+
+async def _send_whole(request: ProxiedRequest, lease: Lease, answer: UpstreamAnswer, body: bytes, send: Send) -> RequestOutcome:
+    reveals = request.hides_cache_use and may_reveal(body)
+    is_parsed = len(body) > _UNCOUNTED_BYTES and (reveals or not request.sends_directly)
+    if is_parsed and has_more_values(body, MOST_ANSWER_VALUES):
+        raise EngineFailed(f"The engine's answer has more than {MOST_ANSWER_VALUES} values.", hint="Ask for less at once.")
     request.first_byte = now = monotonic()
     lease.answered(now)
     status = answer.status
     headers = _make_headers(request, answer)
     if status >= 300:  # noqa: PLR2004
+        body = body[:0] if len(body) > LARGE_BYTES else body  # an error that long says nothing
         refuse_failure(status, body, f"'{request.model.name}'", request.path)
         headers = [JSON, *(header for header in headers if header[0] != JSON[0])]
         body = to_openai(status, body)
-    elif request.hides_cache_use and may_reveal(body):
-        body = hide_cache_use(body)
+    elif reveals:
+        body = await apart(len(body), hide_cache_use, body)
     request.output_tokens = _read_tokens(body)
     request.status = status
     request.started = request.finished = True
@@ -327,8 +384,8 @@ async def _stream(request: ProxiedRequest, events: "_Events", answer: UpstreamAn
                 request.writing_since = request.last_event = monotonic()
                 await send({"type": "http.response.body", "body": whole, "more_body": True})
                 request.writing_since = None
-            if len(events.held) > MAX_EVENT_BYTES:
-                raise EngineDisconnected(f"an event of the engine's stream is longer than {MAX_EVENT_BYTES} bytes")
+            if events.too_long:
+                raise _refuse_event(len(events.held))
         tail += events.held
     except AimGpuError as error:
         if not request.started:
@@ -350,13 +407,14 @@ async def _stream(request: ProxiedRequest, events: "_Events", answer: UpstreamAn
 class _Events:
     """What an engine streams, cut into whole events and counted."""
 
-    __slots__ = ("_exchange", "_lease", "_request", "held", "last")
+    __slots__ = ("_counted", "_exchange", "_lease", "_request", "held", "last")
 
-    def __init__(self, request: ProxiedRequest, lease: Lease) -> None:
+    def __init__(self, request: ProxiedRequest, lease: Lease, counted: HeldBytes) -> None:
         self._request = request
         self._lease = lease
         self._exchange = request.exchange
-        self.held = b""  # begun, and not whole yet
+        self._counted = counted
+        self.held = bytearray()  # begun, and not whole yet; counted
         self.last = b""  # what was taken last
 
     def start(self, answer: UpstreamAnswer) -> list[Header]:
@@ -377,21 +435,42 @@ class _Events:
         return self.pass_on(chunk)
 
     def take(self, chunk: bytes) -> bytes:
-        """The events that are whole with this chunk, as their caller may see them."""
+        """The events that are whole with this chunk, as their caller may see them; lines end by LF."""
         request = self._request
-        last = chunk
-        if self.held or not chunk.endswith(_EVENT_END):
-            last, self.held = _split_events(self.held + chunk)
-        request.tokens_so_far += last.count(b"data: ")
+        last = chunk.replace(b"\r", b"")  # JSON has none
+        if self.held or not last.endswith(_EVENT_END):
+            last = self._cut(last)
+        request.tokens_so_far += last.count(b"\n") // 2  # an event with a token is one line and an empty one
         if request.hides_cache_use and may_reveal(last):
             last = hide_in_events(last)
         self.last = last
         return last
 
+    def _cut(self, chunk: bytes) -> bytes:
+        """What was begun and is whole now. Only the new bytes are searched, however many of one event were held before."""
+        before = len(self.held)
+        end = chunk.rfind(_EVENT_END)
+        cut = end + len(_EVENT_END) if end >= 0 else 0
+        if not cut and self.held.endswith(b"\n") and chunk.startswith(b"\n"):
+            cut = 1  # the end itself came in two parts
+        if cut:
+            whole = bytes(self.held) + chunk[:cut]
+            self.held = bytearray(chunk[cut:])
+        else:
+            whole = b""
+            self.held += chunk
+        self._counted.held += len(self.held) - before
+        return whole
+
+    @property
+    def too_long(self) -> bool:
+        """More of one event is held than may be, here or everywhere together."""
+        return len(self.held) > MAX_EVENT_BYTES or (bool(self.held) and self._counted.held > self._counted.limit)
+
     def pass_on(self, chunk: bytes) -> bool:
         """Send them on in the moment they come; False where the task has to wait for the caller, or to end the stream."""
         exchange = self._exchange
-        if exchange is None or not exchange.takes_parts or len(self.held) > MAX_EVENT_BYTES:
+        if exchange is None or not exchange.takes_parts or (self.held and self.too_long):
             return False
         whole = self.take(chunk)
         if whole:
@@ -400,12 +479,10 @@ class _Events:
         return True
 
 
-def _split_events(chunk: bytes) -> tuple[bytes, bytes]:
-    """The whole events at the beginning, and what was begun after them."""
-    if chunk.endswith(_EVENT_END):
-        return chunk, b""
-    cut = chunk.rfind(_EVENT_END)
-    return (b"", chunk) if cut < 0 else (chunk[: cut + len(_EVENT_END)], chunk[cut + len(_EVENT_END) :])
+def _refuse_event(size: int) -> AimGpuError:
+    if size > MAX_EVENT_BYTES:
+        return EngineDisconnected(f"an event of the engine's stream is longer than {MAX_EVENT_BYTES} bytes")
+    return LoadShed("Too many large answers are being sent at once.")
 
 
 def _read_tokens(answer: bytes) -> int | None:

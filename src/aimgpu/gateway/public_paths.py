@@ -10,6 +10,7 @@ from aimgpu.gateway.http.asgi import NO_STORE, Header, Scope, Send, send_answer,
 ALIVE = frozenset({"/health", "/healthz", "/livez"})
 READY = "/readyz"
 API_PAGE = "/docs"
+PUBLIC = (*sorted(ALIVE), READY, API_PAGE)
 _POLICY = (
     b"default-src 'none'; script-src 'sha256-%b'; style-src 'unsafe-inline'; connect-src 'self'; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -9,6 +9,7 @@ from aimgpu.domain import Priority, ServiceObjective
 _NOTHING = ServiceObjective()
 _BY_RANK = tuple(sorted(Priority, key=lambda priority: priority.rank))
 _NEARLY_ALL = 90
+LATEST = ":latest"  # Ollama's clients add it to a name that has no tag
 
 
 class RequestSignal(Protocol):
@@ -45,6 +46,8 @@ class Arrival:
     problem: str | None = None  # why the last attempt failed; None: nothing has failed
     problem_since: float = 0.0
     retry_at: float | None = None  # when the next attempt begins, where one failed
+    no_room: bool = False  # the problem is that it fits nowhere now: callers are not held
+    room_may_come: bool = False  # the problem is that busy models hold the room: callers wait as long as their class may
 
     def seconds_left(self, now: float) -> float | None:
         """None: not known, or it takes longer than it did before."""
@@ -89,12 +92,23 @@ class ServedModel:
     priority: Priority = Priority.MEDIUM
     objective: ServiceObjective | None = None
     card: ModelCard = _NO_CARD
+    aliases: tuple[str, ...] = ()  # other names that find it
+    default: bool = False  # also found by no name
+    name_at_engine: str | None = None  # put into requests that came with another; None: its engines look at no name
+    others_at_engine: Mapping[str, str] = field(default_factory=dict, hash=False)  # by alias: other models of the same server
+    fields_at_engine: Mapping[str, object] = field(default_factory=dict, hash=False)  # put into every request
+    deployment: str | None = None  # whose instances serve it, where it is an adapter; None: its own
     arrival: Arrival | None = None  # where no instance is ready; None then: waiting for it would be in vain
     # Worked out once, because every request asks for them.
     first_byte_promise: float | None = field(init=False, compare=False)  # seconds, to a high request: the tightest
     looser_promises: tuple[float, ...] = field(init=False, compare=False)  # the others, ascending
     slow_token_ms: tuple[float | None, ...] = field(init=False, compare=False)  # by rank: slower than this is too slow
     promises_rate: bool = field(init=False, compare=False)  # of tokens, to any class
+
+    @property
+    def owner(self) -> str:
+        """The deployment whose instances serve it."""
+        return self.deployment or self.name
 
     def __post_init__(self) -> None:
         given = [self.objective.of_class(priority) if self.objective else _NOTHING for priority in _BY_RANK]
@@ -115,12 +129,13 @@ class RouteTable:
 
     def __init__(self, models: Iterable[ServedModel] = ()) -> None:
         self._models: Mapping[str, ServedModel] = {model.name: model for model in models}
+        self._by_name = _by_every_name(self._models)
         self._listeners: list[Callable[[], None]] = []
         self.filled = bool(self._models)  # at least once
 
     def find(self, name: str) -> ServedModel | None:
-        """The model of this name."""
-        return self._models.get(name)
+        """The model of this name, or with this alias, with Ollama's `:latest` or without; "": the one for no name."""
+        return self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
 
     def list(self) -> tuple[ServedModel, ...]:
         """All models."""
@@ -131,10 +146,17 @@ class RouteTable:
         after = {model.name: model for model in models}
         self.filled = True
         if after != self._models:
-            self._models = after
+            self._models, self._by_name = after, _by_every_name(after)
             for listener in self._listeners:
                 listener()
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call `listener` after each change, in the thread that made it."""
         self._listeners.append(listener)
+
+
+def _by_every_name(models: Mapping[str, ServedModel]) -> Mapping[str, ServedModel]:
+    """A name comes before an alias of another model."""
+    named = {alias: model for model in models.values() for alias in model.aliases} | dict(models)
+    default = next((model for model in models.values() if model.default), None)
+    return named if default is None else named | {"": default}

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from time import monotonic
@@ -13,8 +13,9 @@ from aimgpu.gateway.records import RequestRecord
 from aimgpu.gateway.routes import Backend, RouteTable, ServedModel
 from aimgpu.qos.queueing.dispatcher import Dispatcher
 from aimgpu.qos.queueing.rate import RecentCount
+from aimgpu.qos.slo.arbiter import Arbiter, Burn
 from aimgpu.qos.slo.objectives import Sample
-from aimgpu.qos.slo.pressure import NO_PRESSURE, Pressure, adjust_pressure
+from aimgpu.qos.slo.pressure import NO_PRESSURE, Pressure
 from aimgpu.qos.slo.request_counts import RequestCounts
 from aimgpu.qos.slo.scores import ModelScores
 from aimgpu.qos.slo.throughput import Flow
@@ -59,20 +60,24 @@ class SloMonitor:
     """The one place that scores requests. Lives on the gateway's event loop; other threads call in through it.
 
     `listener` is called with every change of pressure on a device: the isolation room tightens its launch gate.
-    `is_steered`: whether a model's promises steer the launch gate now. Such a model puts no pressure on others: two loops that
-    both answer to one promise would take from low work what the promise leaves free.
+    `arbiter`: what turns burn rates into pressure, and knows which models the launch gate keeps the promises of.
     """
 
-    def __init__(self, routes: RouteTable, dispatcher: Dispatcher[Backend], listener: PressureListener | None = None) -> None:
+    def __init__(
+        self,
+        routes: RouteTable,
+        dispatcher: Dispatcher[Backend],
+        listener: PressureListener | None = None,
+        arbiter: Arbiter | None = None,
+    ) -> None:
         self.counts = RequestCounts()
         self._routes = routes
         self._dispatcher = dispatcher
         self._listener = listener
-        self.is_steered: Callable[[str], bool] = lambda _model: False
+        self._arbiter = arbiter or Arbiter()
         self._scores: dict[str, ModelScores] = {}
         self._recent: dict[str, RecentCount] = {}
         self._flows: dict[Flow, Flowing] = {}  # requests of models that promised a rate of tokens
-        self._pressure: dict[str, Pressure] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def finished(self, record: RequestRecord) -> None:
@@ -112,21 +117,23 @@ class SloMonitor:
         flow.meter.end(flow, now, failed=sample is not None and sample.failed)
 
     def read_activity(self) -> dict[str, ModelActivity]:
-        """Models that were asked for since the start."""
+        """Deployments that were asked for since the start, themselves or one of their adapters."""
         now = monotonic()
-        found = {}
+        found: dict[str, ModelActivity] = {}
         for name, recent in self._recent.items():
-            scores = self._scores.get(name)
-            found[name] = ModelActivity(
-                last_request=recent.last,
-                requests_per_hour=recent.read(now),
-                overspending=scores is not None and scores.objective is not None and scores.is_overspending(now),
+            scores, model = self._scores.get(name), self._routes.find(name)
+            owner = model.owner if model is not None else name
+            before, spends = found.get(owner, ModelActivity()), scores is not None and scores.objective is not None
+            found[owner] = ModelActivity(
+                last_request=max((last for last in (before.last_request, recent.last) if last is not None), default=None),
+                requests_per_hour=before.requests_per_hour + recent.read(now),
+                overspending=before.overspending or (spends and scores is not None and scores.is_overspending(now)),
             )
         return found
 
     def pressure(self, device_id: str) -> Pressure:
         """How far low-priority work is held back on a device now."""
-        return self._pressure.get(device_id, NO_PRESSURE)
+        return self._arbiter.pressure.get(device_id, NO_PRESSURE)
 
     def report(self, *, windows: int = 3, every_class: bool = True) -> Mapping[str, object]:
         """JSON-ready: models with their targets and windows, by class too, and the pressure on each Device.
@@ -158,7 +165,7 @@ class SloMonitor:
                     if priority in scores.own or (every_class and tracker.first_seen is not None)
                 },
             }
-        pressure = {device: asdict(pressure) for device, pressure in self._pressure.items()}
+        pressure = {device: asdict(pressure) for device, pressure in self._arbiter.pressure.items()}
         devices = {backend.device_id for model in self._routes.list() for backend in model.backends if backend.device_id}
         running = {device: self._dispatcher.on_device(device) for device in sorted(devices)}
         counted = {device: count for device, count in running.items() if count is not None}
@@ -193,26 +200,17 @@ class SloMonitor:
         self._timer = None
         now = monotonic()
         self._count_flows(now)
-        for device, (name, burn) in self._worst_burns(now).items():
-            before = self.pressure(device)
-            after = adjust_pressure(before, name, burn)
-            if after != before:
-                self._apply(device, after)
-        if self._pressure or self._flows:
+        for device, pressure in self._arbiter.press(self._burns(now)).items():
+            self._apply(device, pressure)
+        if self._arbiter.pressure or self._flows:
             self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
-    def _worst_burns(self, now: float) -> dict[str, tuple[str | None, float]]:
-        """For each Device the model whose high work burns fastest; low work may be late for high work, not the other way."""
-        worst: dict[str, tuple[str | None, float]] = dict.fromkeys(self._pressure, (None, 0.0))
+    def _burns(self, now: float) -> Iterator[Burn]:
         for model in self._routes.list():
             scores = self._scores.get(model.name)
-            if scores is None or scores.objective is None or self.is_steered(model.name):
-                continue
-            burn = scores.burning_high(now)
-            for device in {backend.device_id for backend in model.backends if backend.device_id is not None}:
-                if device not in worst or burn > worst[device][1]:
-                    worst[device] = (model.name, burn)
-        return worst
+            if scores is not None and scores.objective is not None:
+                devices = frozenset(backend.device_id for backend in model.backends if backend.device_id is not None)
+                yield Burn(model=model.name, rate=scores.burning_high(now), devices=devices)
 
     def _count_flows(self, now: float) -> None:
         """What streams made so far; an answer that comes whole is counted when it is over."""
@@ -223,10 +221,8 @@ class SloMonitor:
     def _apply(self, device: str, pressure: Pressure) -> None:
         dispatcher = self._dispatcher
         if pressure == NO_PRESSURE:
-            self._pressure.pop(device, None)
             dispatcher.low_shares.pop(device, None)
         else:
-            self._pressure[device] = pressure
             dispatcher.low_shares[device] = pressure.low_share
         (dispatcher.shed_low.add if pressure.shed else dispatcher.shed_low.discard)(device)
         data = {"device": device, "low_share": pressure.low_share, "shed": pressure.shed, "reason": pressure.reason}

@@ -18,7 +18,7 @@ from aimgpu.qos.queueing.queue import BY_RANK
 from aimgpu.qos.queueing.ticket import Ticket
 
 _LOOK_AGAIN_SECONDS = 0.05
-_RETRY_SECONDS = 5
+_NUDGE_SECONDS = 1.0  # whoever wakes models looks at what is wanted several times in it
 _HIGH = Priority.HIGH  # named once: looking up a member of an enumeration costs as much as a call
 
 
@@ -34,10 +34,6 @@ class Lease:
     held: bool = True
     recalled: bool = False  # the slot was taken back for something more urgent: stop, and `take_again`
     on_recall: Callable[[], None] | None = None
-
-    def __post_init__(self) -> None:
-        for signal in self.backend.signals:
-            signal.begin()
 
     def release(self, outcome: RequestOutcome) -> None:
         """The request is over; `outcome` is what that says about its engine."""
@@ -92,6 +88,9 @@ class Slots:
         self._looking_at: set[str] = set()
         self._recallable: dict[Ticket, Lease] = {}  # of those below the highest class
         self._timer: asyncio.TimerHandle | None = None
+        # Models whose request was refused because they take too long to start, until when they stay wanted all the same:
+        # a caller who comes back must find them started, and an estimate that is wrong must not stay so.
+        self._nudged: dict[str, float] = {}
 
     def in_flight(self, instance_id: str) -> int:
         """Requests that this instance works on now."""
@@ -132,7 +131,7 @@ class Slots:
         model = request.model
         longest = order = self.dispatcher.policy.longest_wait_seconds[request.priority]
         if not model.backends:
-            self._check_coming(model, now)
+            self._check_coming(model, request.priority, now)
             longest = self._holding.longest_seconds
         deadline = request.deadline_seconds
         arrived = request.arrived
@@ -147,9 +146,11 @@ class Slots:
         if isinstance(answer, Started):
             return self._lease(ticket, answer.server)
         if isinstance(answer, Refused):
+            if not model.backends:
+                self._nudge(model.name, request.priority, now)
             raise _refusal(model, answer)
         if not model.backends:
-            self.wake_requests.want(model.name, request.priority, now)
+            self.wake_requests.want(model.owner, request.priority, now)
         elif ticket.promised_seconds is not None:
             self._look_soon(model.name)
         return self._wait(ticket, answer.expected_wait_seconds)
@@ -193,8 +194,15 @@ class Slots:
         lease.expected_wait_seconds = expected_seconds
         return lease
 
+    def _nudge(self, name: str, priority: Priority, now: float) -> None:
+        self._nudged[name] = now + _NUDGE_SECONDS
+        self.wake_requests.want(self._owner_of(name), priority, now)
+        self._arm()
+
     def _lease(self, ticket: Ticket, backend: Backend) -> Lease:
         lease = Lease(self, ticket, backend)
+        for signal in backend.signals:
+            signal.begin()
         if ticket.priority is not _HIGH:
             self._recallable[ticket] = lease
         return lease
@@ -231,6 +239,10 @@ class Slots:
         model = self._routes.find(name)
         return model.backends if model is not None else ()
 
+    def _owner_of(self, name: str) -> str:
+        model = self._routes.find(name)
+        return model.owner if model is not None else name
+
     def _arrival_of(self, name: str) -> Arrival | None:
         model = self._routes.find(name)
         return model.arrival if model is not None else None
@@ -250,31 +262,38 @@ class Slots:
         self._hand_out(self.dispatcher.start_waiting(now))
         for ticket in self.dispatcher.expire(now):
             self._fail(ticket, _expired(ticket, now, self._routes.find(ticket.model)))
-        if self._waiting:
+        if self._waiting or self._nudged:
             self._arm()
 
     def _look_at_missing(self, now: float) -> None:
         """Models that are waited for and have no engine: callers are held while it is on its way, else they get the reason."""
-        missing = set()
+        self._nudged = {name: until for name, until in self._nudged.items() if until > now}
+        missing = set(self._nudged)
         for name in self.dispatcher.waiting_models():
             model = self._routes.find(name)
             if model is not None and model.backends:
                 continue
             reason = self._why_in_vain(name, model, now)
-            if reason is None:
-                missing.add(name)
-                self.dispatcher.extend(name, self._holding.longest_seconds)
-                priority = next(each for each in BY_RANK if self.dispatcher.depth(name, each))
-                self.wake_requests.want(name, priority, now)
-            else:
+            if reason is not None:
                 for ticket in self.dispatcher.withdraw_all(name):
                     self._fail(ticket, reason)
-        self.wake_requests.keep_only(frozenset(missing))
+                continue
+            missing.add(name)
+            self.dispatcher.extend(name, self._holding.longest_seconds)
+            priority = next(each for each in BY_RANK if self.dispatcher.depth(name, each))
+            self.wake_requests.want(self._owner_of(name), priority, now)
+            blocked = _blocked(model, now)
+            if blocked is not None and model is not None and model.arrival is not None and model.arrival.room_may_come:
+                for ticket in self.dispatcher.withdraw_late(name, now):
+                    self._fail(ticket, blocked)
+        self.wake_requests.keep_only(frozenset(map(self._owner_of, missing)))
 
-    def _check_coming(self, model: ServedModel, now: float) -> None:
-        """Raises where a model without an engine is not worth waiting for."""
+    def _check_coming(self, model: ServedModel, priority: Priority, now: float) -> None:
+        """Raises where a model without an engine is not worth waiting for; the next caller may find it started."""
         reason = self._why_in_vain(model.name, model, now)
         if reason is not None:
+            if model.arrival is not None:
+                self._nudge(model.name, priority, now)
             raise reason
 
     def _why_in_vain(self, name: str, model: ServedModel | None, now: float) -> RequestRefused | None:
@@ -283,18 +302,28 @@ class Slots:
         arrival = model.arrival
         if arrival is None:
             return not_ready(model)
-        if arrival.problem is None or arrival.retry_at is None:
-            return None
+        blocked = _blocked(model, now)
+        if blocked is None or arrival.room_may_come or arrival.no_room:
+            return blocked if arrival.no_room else None
         longest = self._holding.longest_blocked_seconds
-        if now - arrival.problem_since <= longest and arrival.retry_at - now <= longest:
-            return None
-        retry = max(1, math.ceil(arrival.retry_at - now))
-        return ModelNotReady(f"'{name}' could not be started: {arrival.problem}", retry_after_seconds=retry)
+        held = now - arrival.problem_since <= longest and (arrival.retry_at or now) - now <= longest
+        return None if held else blocked
 
     def _fail(self, ticket: Ticket, error: RequestRefused) -> None:
         waiter = self._waiting.get(ticket)
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
+
+
+def _blocked(model: ServedModel | None, now: float) -> ModelNotReady | None:
+    """The refusal with why its last start failed; None: none failed, or the next one is about to begin."""
+    arrival = model.arrival if model is not None else None
+    if model is None or arrival is None or arrival.problem is None or arrival.retry_at is None:
+        return None
+    if arrival.retry_at <= now and not arrival.no_room:
+        return None
+    retry = max(1, math.ceil(arrival.retry_at - now))
+    return ModelNotReady(f"'{model.name}' could not be started: {arrival.problem}", retry_after_seconds=retry)
 
 
 def promised_seconds(model: ServedModel, priority: Priority, deadline_seconds: float | None) -> float | None:
@@ -315,10 +344,19 @@ def looser_promises(model: ServedModel, deadline_seconds: float | None) -> tuple
     return (*sooner, deadline_seconds)
 
 
+def _measured_retry(model: ServedModel | None, now: float) -> int | None:
+    """What is left of its start or wake, by what the last one took; all of it again where this one takes longer."""
+    arrival = model.arrival if model is not None else None
+    if arrival is None or arrival.seconds is None:
+        return None
+    left = arrival.seconds_left(now)
+    return max(1, math.ceil(arrival.seconds if left is None else left))
+
+
 def not_ready(model: ServedModel) -> ModelNotReady:
     """The refusal for a model that waiting does not help."""
     reason = f": {model.reason}" if model.reason else ""
-    return ModelNotReady(f"'{model.name}' is {model.state}{reason}.", retry_after_seconds=_RETRY_SECONDS)
+    return ModelNotReady(f"'{model.name}' is {model.state}{reason}.")
 
 
 def _refusal(model: ServedModel, refused: Refused) -> RequestRefused:
@@ -337,9 +375,10 @@ def _refusal(model: ServedModel, refused: Refused) -> RequestRefused:
 
 def _expired(ticket: Ticket, now: float, model: ServedModel | None) -> RequestRefused:
     waited = f"It waited {now - ticket.arrived:.1f} s for '{ticket.model}'"
+    retry = _measured_retry(model, now)
     if ticket.has_deadline:
-        return DeadlinePassed(f"{waited}; its deadline has passed.")
+        return DeadlinePassed(f"{waited}; its deadline has passed.", retry_after_seconds=retry)
     if model is not None and not model.backends:
         reason = f": {model.reason}" if model.reason else ""
-        return ModelNotReady(f"{waited}, which is still {model.state}{reason}.", retry_after_seconds=_RETRY_SECONDS)
-    return LoadShed(f"{waited}, the longest that this class may.", retry_after_seconds=_RETRY_SECONDS)
+        return ModelNotReady(f"{waited}, which is still {model.state}{reason}.", retry_after_seconds=retry)
+    return LoadShed(f"{waited}, the longest that this class may.")

@@ -77,8 +77,7 @@ class MechanismChooser:
 
     def _holding(self, grant: Grant) -> list[Mechanism]:
         """What makes this Grant true, what counts most exactly first: it refuses before anything changed."""
-        names = grant.mechanisms or None  # an older ledger does not say
-        held = [mechanism for mechanism in self._mechanisms if names is None or mechanism.name in names]
+        held = [mechanism for mechanism in self._mechanisms if mechanism.name in grant.mechanisms]
         return sorted(held, key=lambda mechanism: isinstance(mechanism, Grouping))
 
     def _with_companions(

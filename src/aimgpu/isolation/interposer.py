@@ -94,7 +94,7 @@ class Interposer:
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
         """The Level that it can give on this partition, or why it gives none."""
         del partition, exclusive
-        if device.simulated:
+        if device.simulated and not device.software:
             return Offer(level=None, reason=f"{device.id} is simulated: the engine runs on the CPU")
         reason = self._why_not()
         return Offer(level=None if reason else Level.RUNTIME, reason=reason)
@@ -109,7 +109,8 @@ class Interposer:
             cap_bytes=grant.memory_bytes,
             priority=grant.priority,
             compute_ppm=grant.compute_ppm or PPM,
-            context_bytes=self._context_bytes.get(device.vendor, 0),
+            context_bytes=0 if device.software else self._context_bytes.get(device.vendor, 0),
+            rounding_bytes=1 if device.software else 0,
         )
         region.reap()
         region.admit(limits)

@@ -3,7 +3,7 @@
 import ctypes
 
 MAGIC = int.from_bytes(b"AIMGPUR1", "little")
-VERSION = 2
+VERSION = 3
 TENANTS = 64
 PROCESSES = 32
 WRITERS = 4
@@ -11,7 +11,7 @@ NAME_BYTES = 64
 PAUSES = 48
 LIFE_OFFSET = 1 << 20  # bytes that live processes keep locked
 SENDER_LIFE_OFFSET = 1 << 21  # bytes that live senders of request signals keep locked
-FREE, ACTIVE = 0, 1
+FREE, ACTIVE, CLAIMED = 0, 1, 2
 
 _FIRST_OCTAVE = 13
 _u32, _u64 = ctypes.c_uint32, ctypes.c_uint64
@@ -29,7 +29,7 @@ class ProcessRecord(ctypes.LittleEndianStructure):
         ("context_bytes", _u64),
         ("attached_ns", _u64),
         ("measured_ns", _u64),
-        ("spare0", _u64),
+        ("life_locked", _u64),
         ("launched", _u64),
         ("done", _u64),
         ("launch_ns", _u64),
@@ -76,10 +76,9 @@ class Tenant(ctypes.LittleEndianStructure):
         ("rounding_bytes", _u64),
         ("compute_ppm", _u32),
         ("process_high", _u32),
-        ("used_bytes", _u64),
         ("peak_bytes", _u64),
         ("denied", _u64),
-        ("spare0", _u64 * 7),
+        ("spare0", _u64 * 8),
         ("quiet_ns", _u64),
         ("paid", _u64),
         ("gpu_ns", _u64),
@@ -100,7 +99,8 @@ class Tenant(ctypes.LittleEndianStructure):
         ("yield_burst_ns", _u64),
         ("step_pause_ns", _u64),
         ("fill_until_ns", _u64),
-        ("spare1", _u64 * 4),
+        ("overrun_ns", _u64),
+        ("spare1", _u64 * 3),
         ("pauses", _u32 * PAUSES),
         ("writers", Writer * WRITERS),
         ("processes", ProcessRecord * PROCESSES),

@@ -226,7 +226,7 @@ class Region:
                 self._reap(tenant)
             former, tenant.cap_bytes = tenant.cap_bytes, cap_bytes
             used = _sum(tenant)
-            if cap_bytes < used:
+            if cap_bytes < min(used, former):  # what was taken since under a larger cap is not put over the former one again
                 tenant.cap_bytes = former
                 raise ShareInUse(
                     f"{name} uses {format_bytes(used)}, its cap cannot fall to {format_bytes(cap_bytes)}",
@@ -249,7 +249,6 @@ class Region:
                         beside = min(max(0, seen.measured_bytes - seen.counted_bytes), MOST_CONTEXT_BYTES)
                         least = slot.context_bytes if slot.measured_ns else tenant.context_bytes
                         slot.context_bytes = max(least, beside)
-                tenant.used_bytes = _sum(tenant)
 
     def throttle(self, name: str, compute_ppm: int) -> bool:
         """Limit its compute from now on; False: it is not a tenant here."""
@@ -348,19 +347,30 @@ class Region:
         index = (ctypes.addressof(tenant) - ctypes.addressof(self._layout.tenants)) // ctypes.sizeof(layout.Tenant)
         count = 0
         for at, slot in enumerate(tenant.processes):
-            if slot.state == layout.ACTIVE and not self._is_alive(slot, _life_byte(index, at)):
+            byte = _life_byte(index, at)
+            if not self._is_left(slot, byte) or not self._try_lock(byte, fcntl.F_WRLCK):
+                continue
+            if self._is_left(slot, byte):  # nobody can claim it now
                 slot.state = layout.FREE
                 count += 1
+            self._try_lock(byte, fcntl.F_UNLCK)
         for at, writer in enumerate(tenant.writers):
             own = (index, at) in self._own_cells
             if writer.pid and not own and not self._is_alive(writer, _sender_byte(index, at)):
                 writer.running = 0
                 writer.pid = 0
                 count += 1
-        tenant.used_bytes = _sum(tenant)
         return count
 
+    def _is_left(self, slot: layout.ProcessRecord, byte: int) -> bool:
+        """Its process died, before or after it had its place."""
+        if slot.state == layout.CLAIMED:
+            return not self._is_locked(byte)
+        return slot.state == layout.ACTIVE and not self._is_alive(slot, byte)
+
     def _is_alive(self, holder: layout.ProcessRecord | layout.Writer, byte: int) -> bool:
+        if isinstance(holder, layout.ProcessRecord) and holder.life_locked:  # until it ends or becomes another program
+            return self._is_locked(byte)
         return processes.is_alive(holder.pid, holder.start_ticks, holder.pid_namespace, locked=lambda: self._is_locked(byte))
 
     @contextlib.contextmanager

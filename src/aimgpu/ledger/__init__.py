@@ -4,9 +4,9 @@ Start at `Ledger.open`. The ledger holds the intent before the act, one owner pe
 hardware.
 """
 
-from aimgpu.ledger.file import read_grants
-from aimgpu.ledger.mirror import Retry
+from aimgpu.ledger.file import has_other_schema, move_aside, read_grants
 from aimgpu.ledger.owner import Owner
+from aimgpu.ledger.state import Retry
 from aimgpu.ledger.store import Ledger, OpenOperation
 
-__all__ = ["Ledger", "OpenOperation", "Owner", "Retry", "read_grants"]
+__all__ = ["Ledger", "OpenOperation", "Owner", "Retry", "has_other_schema", "move_aside", "read_grants"]

@@ -1,4 +1,4 @@
-"""Rows as text and back. Fields that a newer version wrote are kept beside the value and written back with it."""
+"""Rows as text and back. Fields that another build of this schema wrote are kept beside the value and written back with it."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow(Generic[T]):
-    """A value, and the fields of its row that this version does not know."""
+    """A value, and the fields of its row that this build does not know."""
 
     value: T
     unknown: Mapping[str, Any] = field(default_factory=dict)

@@ -1,13 +1,14 @@
-"""The tables, and how an older file becomes a newer one. A migration, once released, never changes.
+"""The tables, and the number of their form.
 
-Rolling back by one version must keep every model: a migration adds tables, and columns with a default, so that the version
-before can still use the file. `READABLE_BY` is kept in the file; it rises only where that is impossible.
+Two builds of one number use each other's files: fields that one of them does not know are kept (`ledger.rows`), so a build may
+add a field that has a default. Any other change of the tables or of what is stored in them raises SCHEMA. A file of another
+number is refused and left as it is, until `aimgpu down` sets it aside.
 """
 
 import re
 
-MIGRATIONS: tuple[str, ...] = (
-    """
+SCHEMA = 5
+CREATE = """
     CREATE TABLE deployments (
         name TEXT PRIMARY KEY,
         body TEXT NOT NULL
@@ -35,26 +36,17 @@ MIGRATIONS: tuple[str, ...] = (
         kind TEXT NOT NULL,
         body TEXT NOT NULL
     ) STRICT;
-    """,
-    """
     CREATE TABLE settings (
         name TEXT PRIMARY KEY,
         body TEXT NOT NULL
     ) STRICT;
-    """,
-    """
     CREATE TABLE claims (
         uid TEXT PRIMARY KEY,
         body TEXT NOT NULL
     ) STRICT;
-    """,
-    """
     CREATE TABLE retries (
         name TEXT PRIMARY KEY,
         body TEXT NOT NULL
     ) STRICT;
-    """,
-)
-VERSION = len(MIGRATIONS)
-TABLES = tuple(tuple(re.findall(r"CREATE TABLE (\w+)", migration)) for migration in MIGRATIONS)  # that each adds
-READABLE_BY = 4  # the oldest version that can use a file of this one
+"""
+TABLES = tuple(re.findall(r"CREATE TABLE (\w+)", CREATE))

@@ -13,9 +13,9 @@ from typing import Any, Self
 from aimgpu.domain import Deployment, Grant, Instance, InstanceState, Level, QueueSettings
 from aimgpu.errors import Conflict, LedgerCorrupt, LedgerFailed, LedgerFull
 from aimgpu.ledger.file import QUEUE, move_aside, open_file, translated
-from aimgpu.ledger.mirror import Mirror, Retry
 from aimgpu.ledger.reserve import Reserve
 from aimgpu.ledger.rows import LedgerRow, read_row
+from aimgpu.ledger.state import LedgerState, Retry
 from aimgpu.ledger.transaction import Transaction, check_room
 
 _KEPT_RELEASED_GRANTS = 1000
@@ -36,13 +36,13 @@ class Ledger:
 
     def __init__(
         self,
-        opened: tuple[sqlite3.Connection, Mirror],
+        opened: tuple[sqlite3.Connection, LedgerState],
         reserve: Reserve,
         *,
         set_aside: Path | None,
         now_ms: Callable[[], int],
     ) -> None:
-        self._connection, self._mirror = opened
+        self._connection, self._state = opened
         self._reserve = reserve
         self._lock = threading.RLock()
         self._now_ms = now_ms
@@ -72,11 +72,11 @@ class Ledger:
 
     def deployments(self) -> tuple[Deployment, ...]:
         """What should run, by name."""
-        return self._mirror.all_deployments
+        return self._state.all_deployments
 
     def deployment(self, name: str) -> Deployment | None:
         """One of them."""
-        row = self._mirror.deployments.get(name)
+        row = self._state.deployments.get(name)
         return row.value if row is not None else None
 
     def want(self, *deployments: Deployment) -> None:
@@ -86,8 +86,8 @@ class Ledger:
             return
         with self._write(durable=True) as change:
             for deployment in deployments:
-                row = change.mirror.deployments.get(deployment.name, LedgerRow(deployment)).with_value(deployment)
-                change.mirror.deployments[deployment.name] = row
+                row = change.state.deployments.get(deployment.name, LedgerRow(deployment)).with_value(deployment)
+                change.state.deployments[deployment.name] = row
                 change.execute(
                     "INSERT INTO deployments (name, body) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body",
                     deployment.name,
@@ -100,15 +100,15 @@ class Ledger:
         Raises Conflict where it is not wanted any more.
         """
         with self._write(durable=True) as change:
-            known = change.mirror.deployments.get(deployment.name)
+            known = change.state.deployments.get(deployment.name)
             if known is None:
                 raise Conflict(f"{deployment.name} was released meanwhile")
-            row = change.mirror.deployments[deployment.name] = known.with_value(deployment)
+            row = change.state.deployments[deployment.name] = known.with_value(deployment)
             change.execute("UPDATE deployments SET body = ? WHERE name = ?", row.text, deployment.name)
-            for instance in [one.value for one in change.mirror.instances.values()]:
+            for instance in [one.value for one in change.state.instances.values()]:
                 if instance.deployment == deployment.name and instance.revision == former:
                     change.put_instance(instance, revision=revision)
-                    for grant in change.mirror.held_by(instance.id):
+                    for grant in change.state.held_by(instance.id):
                         change.put_grant(replace(grant, priority=deployment.ask.priority))
 
     def unwant(self, *names: str) -> None:
@@ -119,7 +119,7 @@ class Ledger:
     def _unwant(self, names: tuple[str, ...]) -> None:
         with self._write(durable=True) as change:
             for name in names:
-                change.mirror.deployments.pop(name, None)
+                change.state.deployments.pop(name, None)
                 change.execute("DELETE FROM deployments WHERE name = ?", name)
 
     def queue(self) -> QueueSettings:
@@ -146,45 +146,45 @@ class Ledger:
 
     def retries(self) -> tuple[Retry, ...]:
         """Deployments that failed or found no room."""
-        return self._mirror.all_retries
+        return self._state.all_retries
 
     def retry(self, name: str) -> Retry | None:
         """Of one deployment."""
-        row = self._mirror.retries.get(name)
+        row = self._state.retries.get(name)
         return row.value if row is not None else None
 
     def keep_retry(self, retry: Retry) -> None:
         """Replaces what was known of its deployment."""
         with self._write() as change:
-            row = change.mirror.retries.get(retry.deployment, LedgerRow(retry)).with_value(retry)
-            change.mirror.retries[retry.deployment] = row
-            change.execute(
-                "INSERT INTO retries (name, body) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body",
-                retry.deployment,
-                row.text,
-            )
+            _put_retry(change, retry)
 
     def forget_retries(self, *names: str) -> None:
         """They start counting from zero."""
-        known = [name for name in names if name in self._mirror.retries]
+        known = [name for name in names if name in self._state.retries]
         if known:
             self._give_back(lambda: self._forget_retries(known))
 
     def _forget_retries(self, names: list[str]) -> None:
         with self._write() as change:
             for name in names:
-                change.mirror.retries.pop(name, None)
+                change.state.retries.pop(name, None)
                 change.execute("DELETE FROM retries WHERE name = ?", name)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing else is written meanwhile: what is read within is still so when it is replaced."""
+        with self._lock:
+            yield
 
     # --- what runs ---
 
     def instances(self) -> tuple[Instance, ...]:
         """Every instance, each with the grants that it holds now."""
-        return self._mirror.all_instances
+        return self._state.all_instances
 
     def instance(self, instance_id: str) -> Instance | None:
         """One of them."""
-        return self._mirror.full_instances.get(instance_id)
+        return self._state.full_instances.get(instance_id)
 
     def update(self, instance: Instance) -> None:
         """Record a known instance's state, process or endpoint; grants change by charge and release, revisions by `amend`."""
@@ -196,12 +196,12 @@ class Ledger:
     def note(self, instance: Instance) -> None:
         """As `update`, in memory only: progress that is worth nothing after a crash."""
         with self._lock:
-            row = self._mirror.instances.get(instance.id)
+            row = self._state.instances.get(instance.id)
             if row is None:
                 raise LedgerFailed(f"no instance {instance.id} in the ledger")
-            mirror = self._mirror.copy()
-            mirror.instances[instance.id] = row.with_value(replace(instance, grants=(), revision=row.value.revision))
-            self._mirror = mirror
+            state = self._state.copy()
+            state.instances[instance.id] = row.with_value(replace(instance, grants=(), revision=row.value.revision))
+            self._state = state
 
     def _update(self, instance: Instance) -> None:
         with self._write() as change:
@@ -211,7 +211,7 @@ class Ledger:
 
     def grants(self) -> tuple[Grant, ...]:
         """What is held now."""
-        return self._mirror.all_grants
+        return self._state.all_grants
 
     def charge(self, *instances: Instance, capacity: Mapping[str, int]) -> None:
         """Record the instances with their grants, all or none; `capacity` has the bytes of each partition.
@@ -225,7 +225,7 @@ class Ledger:
             taken = change.taken_bytes()
             for instance in instances:
                 change.add_instance(instance)
-                if change.mirror.held_by(instance.id):
+                if change.state.held_by(instance.id):
                     raise Conflict(f"{instance.id} is charged already")
                 for grant in instance.grants:
                     check_room(grant, capacity, taken.get(grant.partition_id, 0))
@@ -245,7 +245,7 @@ class Ledger:
 
     def _rebook(self, instance: Instance, capacity: Mapping[str, int]) -> None:
         with self._write() as change:
-            held = {grant.id: grant for grant in change.mirror.held_by(instance.id)}
+            held = {grant.id: grant for grant in change.state.held_by(instance.id)}
             if held.keys() != {grant.id for grant in instance.grants}:
                 raise Conflict(f"{instance.id} does not hold what is to be changed")
             for grant in instance.grants:
@@ -256,7 +256,7 @@ class Ledger:
         """Charge one live grant another size; what does not fit beside the others, or was released, raises Conflict."""
         self._reserve.fill()
         with self._write() as change:
-            row = change.mirror.grants.get(grant_id)
+            row = change.state.grants.get(grant_id)
             if row is None:
                 raise Conflict(f"{grant_id} was released meanwhile")
             change.change_grant(replace(row.value, memory_bytes=memory_bytes), capacity)
@@ -264,7 +264,7 @@ class Ledger:
     def lower_level(self, instance_id: str, level: Level, mechanism: str | None = None) -> None:
         """The grants of this instance are enforced at this Level at most. Bytes stay as charged."""
         with self._write() as change:
-            for grant in change.mirror.held_by(instance_id):
+            for grant in change.state.held_by(instance_id):
                 if grant.level.rank > level.rank:
                     change.put_grant(replace(grant, level=level, mechanisms=(mechanism,) if mechanism else grant.mechanisms))
 
@@ -272,26 +272,32 @@ class Ledger:
         """Record by what, and at which Level, these live grants are enforced; nothing else of them changes."""
         with self._write() as change:
             for new in grants:
-                row = change.mirror.grants.get(new.id)
+                row = change.state.grants.get(new.id)
                 if row is not None:
                     change.put_grant(replace(row.value, level=new.level, mechanisms=new.mechanisms))
 
-    def release(self, instance_id: str, *, keep: Instance | None = None) -> tuple[Grant, ...]:
+    def release(
+        self, instance_id: str, *, keep: Instance | None = None, retry: Callable[[Retry | None], Retry] | None = None
+    ) -> tuple[Grant, ...]:
         """Give back what the instance holds, by the records it was charged with.
 
-        The instance leaves the ledger too, unless `keep` is what to show of it (a failed one with its last lines).
+        The instance leaves the ledger too, unless `keep` is what to show of it (a failed one with its last lines). `retry`
+        makes what is recorded about trying it again from what was: in the same write, so that a failed one never stands alone.
         """
-        held = tuple(self._mirror.held_by(instance_id))
-        self._give_back(lambda: self._release(instance_id, keep))
+        held = tuple(self._state.held_by(instance_id))
+        self._give_back(lambda: self._release(instance_id, keep, retry))
         return held
 
-    def _release(self, instance_id: str, keep: Instance | None) -> None:
+    def _release(self, instance_id: str, keep: Instance | None, retry: Callable[[Retry | None], Retry] | None = None) -> None:
         with self._write() as change:
             change.release_grants(instance_id, self._now_ms())
             if keep is None:
                 change.remove_instance(instance_id)
             else:
                 change.put_instance(keep, must_exist=False)
+                if retry is not None:
+                    known = change.state.retries.get(keep.deployment)
+                    _put_retry(change, retry(known.value if known is not None else None))
             self._releases += 1
             if self._releases % _RELEASES_BETWEEN_PRUNES == 0:
                 change.execute(
@@ -404,7 +410,7 @@ class Ledger:
                 return
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
-            change = Transaction(self._connection, self._mirror.copy())
+            change = Transaction(self._connection, self._state.copy())
             try:
                 yield change
                 self._connection.execute("COMMIT")
@@ -413,4 +419,15 @@ class Ledger:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-            self._mirror = change.mirror
+            self._state = change.state
+
+
+def _put_retry(change: Transaction, retry: Retry) -> None:
+    row = change.state.retries[retry.deployment] = change.state.retries.get(retry.deployment, LedgerRow(retry)).with_value(
+        retry
+    )
+    change.execute(
+        "INSERT INTO retries (name, body) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body",
+        retry.deployment,
+        row.text,
+    )

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 from aimgpu.domain import Grant, Instance
 from aimgpu.errors import Conflict, LedgerFailed
-from aimgpu.ledger.mirror import Mirror
 from aimgpu.ledger.rows import LedgerRow
+from aimgpu.ledger.state import LedgerState
 
 
 class Transaction:
     """One transaction, on the file and on a copy of the memory."""
 
-    def __init__(self, connection: sqlite3.Connection, mirror: Mirror) -> None:
+    def __init__(self, connection: sqlite3.Connection, state: LedgerState) -> None:
         self._connection = connection
-        self.mirror = mirror
+        self.state = state
 
     def execute(self, sql: str, *values: object) -> int:
         return self._connection.execute(sql, values).rowcount
 
     def taken_bytes(self) -> dict[str, int]:
         taken: dict[str, int] = {}
-        for row in self.mirror.grants.values():
+        for row in self.state.grants.values():
             taken[row.value.partition_id] = taken.get(row.value.partition_id, 0) + row.value.memory_bytes
         return taken
 
@@ -40,7 +40,7 @@ class Transaction:
 
     def put_instance(self, instance: Instance, *, must_exist: bool = True, revision: str | None = None) -> None:
         """Its revision stays as it is in the ledger, unless given here: the caller's copy may be older than an amendment."""
-        known = self.mirror.instances.get(instance.id)
+        known = self.state.instances.get(instance.id)
         if known is None:
             if must_exist:
                 raise LedgerFailed(f"no instance {instance.id} in the ledger")
@@ -49,16 +49,16 @@ class Transaction:
         self.execute("UPDATE instances SET state = ?, body = ? WHERE id = ?", instance.state, row.text, instance.id)
 
     def _put(self, instance: Instance, default: LedgerRow[Instance]) -> LedgerRow[Instance]:
-        row = self.mirror.instances.get(instance.id, default).with_value(replace(instance, grants=()))
-        self.mirror.instances[instance.id] = row
+        row = self.state.instances.get(instance.id, default).with_value(replace(instance, grants=()))
+        self.state.instances[instance.id] = row
         return row
 
     def remove_instance(self, instance_id: str) -> None:
-        self.mirror.instances.pop(instance_id, None)
+        self.state.instances.pop(instance_id, None)
         self.execute("DELETE FROM instances WHERE id = ?", instance_id)
 
     def add_grant(self, grant: Grant, now_ms: int) -> None:
-        row = self.mirror.grants[grant.id] = LedgerRow(grant)
+        row = self.state.grants[grant.id] = LedgerRow(grant)
         self.execute(
             "INSERT INTO grants (id, instance_id, partition_id, memory_bytes, body, charged_at_ms) VALUES (?, ?, ?, ?, ?, ?)",
             grant.id,
@@ -71,18 +71,18 @@ class Transaction:
 
     def change_grant(self, grant: Grant, capacity: Mapping[str, int]) -> None:
         """Larger only where it fits beside all others; its priority changes by `amend` alone."""
-        held = self.mirror.grants[grant.id].value
+        held = self.state.grants[grant.id].value
         if grant.memory_bytes > held.memory_bytes:
             check_room(grant, capacity, self.taken_bytes().get(grant.partition_id, 0) - held.memory_bytes)
         self.put_grant(replace(grant, priority=held.priority))
 
     def put_grant(self, grant: Grant) -> None:
-        row = self.mirror.grants[grant.id] = self.mirror.grants[grant.id].with_value(grant)
+        row = self.state.grants[grant.id] = self.state.grants[grant.id].with_value(grant)
         self.execute("UPDATE grants SET memory_bytes = ?, body = ? WHERE id = ?", grant.memory_bytes, row.text, grant.id)
 
     def release_grants(self, instance_id: str, now_ms: int) -> None:
-        for grant in self.mirror.held_by(instance_id):
-            del self.mirror.grants[grant.id]
+        for grant in self.state.held_by(instance_id):
+            del self.state.grants[grant.id]
         self.execute(
             "UPDATE grants SET released_at_ms = ? WHERE instance_id = ? AND released_at_ms IS NULL", now_ms, instance_id
         )

@@ -4,11 +4,13 @@ import math
 import re
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+
+from aimgpu.engines.health import ask
+from aimgpu.engines.ownership import EngineOwner
+from aimgpu.errors import StrangerListens
 
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})?\s+(\S+)")
 _MOST_BYTES = 4 << 20
@@ -44,6 +46,7 @@ class EngineTarget:
     engine: str
     url: str  # where the engine itself answers
     api_key: str
+    owner: EngineOwner | None = None  # whose the address must be, where it is on this machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,8 @@ class EngineReading:
     values: Mapping[str, float] = field(default_factory=dict)  # by our names
 
 
+_OK = 200
+_NONE = (404, 405, 501)
 ReadTargets = Callable[[], Sequence[EngineTarget]]
 Fetch = Callable[[EngineTarget], str | None]  # the text; None: the engine has no metrics at all. Raises OSError.
 
@@ -102,7 +107,7 @@ class EngineMetrics:
     def _read_one(self, target: EngineTarget) -> EngineReading | None:
         try:
             text = self._fetch(target)
-        except (OSError, ValueError):
+        except (OSError, ValueError, StrangerListens):
             return EngineReading(target=target, up=False)
         return None if text is None else EngineReading(target=target, up=True, values=map_names(target.engine, text))
 
@@ -128,14 +133,14 @@ def _first(names: Iterable[str], known: Mapping[str, float]) -> str | None:
 
 
 def fetch_metrics(target: EngineTarget) -> str | None:
-    """The engine's /metrics; None where it does not serve them."""
-    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-    request = urllib.request.Request(f"{target.url}/metrics", headers=headers)  # noqa: S310 -- an engine's own endpoint
-    try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:  # noqa: S310
-            return bytes(response.read(_MOST_BYTES)).decode("utf-8", "replace")
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code in (404, 405, 501):
-            return None
-        raise
+    """The engine's /metrics; None where it does not serve them. Raises OSError or StrangerListens."""
+    key = target.api_key or None
+    url = f"{target.url}/metrics"
+    answer = ask(url, api_key=key, bound_seconds=_TIMEOUT_SECONDS, owner=target.owner, most_bytes=_MOST_BYTES)
+    if answer is None:
+        raise OSError(f"no answer from {url}")
+    if answer.status in _NONE:
+        return None
+    if answer.status != _OK:
+        raise OSError(f"{url} answers {answer.status}")
+    return answer.body.decode("utf-8", "replace")

@@ -60,7 +60,7 @@ class Exporter:
     def render(self, scores: Scores, only: frozenset[str] | None = None) -> bytes:
         """Call it in a thread: a first look may take until the observer's patience ends. `only`: these models."""
         seen = self._sources.look(max_age_seconds=self._max_age_seconds, layouts_age_seconds=_LAYOUTS_SECONDS)
-        wanted = {deployment.name for deployment in seen.deployments}
+        wanted = {name for one in seen.deployments for name in (one.name, *(each.name for each in one.overrides.adapters))}
         shown = wanted if only is None else wanted & only
         page = Exposition()
         if only is None:

@@ -1,6 +1,6 @@
 """OpenTelemetry traces of requests: gateway, queue and engine, made from the record of a request once it is over.
 
-Off unless OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT) is set, and needs `pip install aim-gpu-sharing[traces]`. Spans
+Off unless OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT) is set, and needs `pip install aimgpu[traces]`. Spans
 are made in a thread of their own: the event loop only hands the record over. No prompt and no answer is ever in a span.
 """
 
@@ -152,7 +152,7 @@ def make_traces(also: RequestObserver | None, environment: Mapping[str, str] | N
     except ImportError as error:
         raise InvalidInput(
             f"{' or '.join(ENDPOINTS)} is set, and OpenTelemetry is not installed",
-            hint="Install it with `pip install aim-gpu-sharing[traces]`, or unset the variable.",
+            hint="Install it with `pip install aimgpu[traces]`, or unset the variable.",
         ) from error
     provider = TracerProvider(resource=Resource.create({"service.name": "aimgpu"}), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -1,17 +1,17 @@
 """Dividing the compute of a GPU between its partitions and the models on them."""
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction as Ratio
 
 from aimgpu.domain import Device, Grant, Level, Partition, Priority
-from aimgpu.domain.compute import partition_part, partition_ppm
+from aimgpu.domain.compute import partition_part, partition_ppm, whole_units
 from aimgpu.errors import HardwareUnavailable, InvalidLayout, NotAllowed
 from aimgpu.isolation.cu_masks import XCCS, choose_units, format_mask
 from aimgpu.isolation.interposer import Interposer
 from aimgpu.runtime.partitioner import RuntimePartitioner, check_gigabytes, find_partition
+from aimgpu.runtime.sizing import is_number, shown
 from aimgpu.units import PPM, format_ppm
 
 
@@ -24,8 +24,10 @@ class ComputeLimits:
 
     def __post_init__(self) -> None:
         for name, ppm in (("floor_ppm", self.floor_ppm), ("ceiling_ppm", self.ceiling_ppm)):
-            if isinstance(ppm, bool) or not isinstance(ppm, int):
-                raise InvalidLayout(f"{name} cannot be {ppm!r}", hint="Give whole millionths, or use ComputeLimits.percent().")
+            if not is_number(ppm) or not isinstance(ppm, int):
+                raise InvalidLayout(
+                    f"{name} cannot be {shown(ppm)}", hint="Give whole millionths, or use ComputeLimits.percent()."
+                )
         if not 0 <= self.floor_ppm <= self.ceiling_ppm <= PPM or self.ceiling_ppm == 0:
             raise InvalidLayout(
                 f"a floor of {format_ppm(self.floor_ppm)} with a ceiling of {format_ppm(self.ceiling_ppm)} cannot be",
@@ -43,7 +45,7 @@ class ComputeLimits:
         whole = isinstance(compute_units, int) and not isinstance(compute_units, bool)
         if not of.compute_units or not whole or not 0 < compute_units <= of.compute_units:
             raise InvalidLayout(
-                f"{of.id} cannot give {compute_units!r} of {of.compute_units or 'an unknown number of'} compute units",
+                f"{of.id} cannot give {shown(compute_units)} of {of.compute_units or 'an unknown number of'} compute units",
                 hint="Give 1 or more, at most what the GPU has.",
             )
         ppm = -(-compute_units * PPM // of.compute_units)
@@ -76,9 +78,10 @@ class ResourceIsolator:
         self._known: tuple[tuple[str, int | None], ...] = ()  # the partitions that the masks are of, with their units
 
     def divide_equally(self) -> Mapping[int, ComputeLimits]:
-        """The same floor and ceiling for every partition."""
-        partitions = self._device().layout.partitions
-        each = PPM // len(partitions)
+        """The same floor and ceiling for every partition: an equal part of the GPU, or what the smallest of them has."""
+        device = self._device()
+        partitions = device.layout.partitions
+        each = min(PPM // len(partitions), *(int(_part(device, partition) * PPM) for partition in partitions))
         self.set_limits({part.index: ComputeLimits(floor_ppm=each, ceiling_ppm=each) for part in partitions})
         return self.limits()
 
@@ -88,9 +91,9 @@ class ResourceIsolator:
         known = {part.index: part for part in device.layout.partitions}
         for limit in limits.values():
             _check_limit(limit)
-        unknown = sorted(set(limits) - set(known), key=str)
+        unknown = sorted(set(limits) - set(known), key=shown)
         if unknown:
-            raise InvalidLayout(f"there is no partition {', '.join(map(str, unknown))}", hint=f"There are {len(known)}.")
+            raise InvalidLayout(f"there is no partition {', '.join(map(shown, unknown))}", hint=f"There are {len(known)}.")
         wanted = {**self._limits, **limits}
         floors = sum(limit.floor_ppm for limit in wanted.values())
         if floors > PPM:
@@ -112,7 +115,7 @@ class ResourceIsolator:
         partition = find_partition(device, partition_id)
         if not isinstance(model_id, str) or not model_id:
             raise InvalidLayout(
-                f"{model_id!r} is not the name of a model", hint="set_limits() has limits for a whole partition."
+                f"{shown(model_id)} is not the name of a model", hint="set_limits() has limits for a whole partition."
             )
         key = (partition_id, model_id)
         if limit is None:
@@ -228,24 +231,34 @@ class ResourceIsolator:
 
 def _check_limit(limit: ComputeLimits) -> None:
     if not isinstance(limit, ComputeLimits):
-        raise InvalidLayout(f"{limit!r} is not a limit", hint="Give ComputeLimits, such as ComputeLimits.percent(30).")
+        raise InvalidLayout(f"{shown(limit)} is not a limit", hint="Give ComputeLimits, such as ComputeLimits.percent(30).")
 
 
 def _partition_share(device_ppm: int, device: Device, partition: Partition, *, at_most: bool = False) -> int:
     """Millionths of the partition. Raises InvalidLayout where it has less, unless `at_most`."""
-    part = partition_part(device, partition) or Ratio(1)
-    share = PPM if at_most and device_ppm >= part * PPM else partition_ppm(device_ppm, part)
+    part = _part(device, partition)
+    whole = device_ppm >= part * PPM and (at_most or device_ppm < part * PPM + 1)  # all its units, rounded up to a millionth
+    share = PPM if whole else partition_ppm(device_ppm, part)
     if share is None and device_ppm:
+        asked, has = f"{format_ppm(device_ppm)} of the GPU", format_ppm(int(part * PPM))
+        if device.compute_units and partition.compute_units:
+            asked += f" ({whole_units(device_ppm, device.compute_units)} compute units)"
+            has += f", {partition.compute_units} compute units"
         raise InvalidLayout(
-            f"{format_ppm(device_ppm)} of the GPU is more than partition {partition.index} has ({format_ppm(int(part * PPM))})",
+            f"{asked} is more than partition {partition.index} has ({has})",
             hint="Use a layout with fewer partitions, or a smaller limit.",
         )
     return share or 1
 
 
+def _part(device: Device, partition: Partition) -> Ratio:
+    """Of the GPU's compute, all of it where that cannot be known."""
+    return partition_part(device, partition) or Ratio(1)
+
+
 def _ppm(percent: float) -> int:
-    if isinstance(percent, bool) or not isinstance(percent, int | float) or not math.isfinite(percent):
-        raise InvalidLayout(f"{percent!r} is not a percentage", hint="Give a number above 0, at most 100.")
+    if not is_number(percent):
+        raise InvalidLayout(f"{shown(percent)} is not a percentage", hint="Give a number above 0, at most 100.")
     return round(percent * PPM / 100)
 
 

@@ -1,6 +1,5 @@
 """Partitions to schedule on, without hardware: any sizes that the GPU could hold."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,10 +11,10 @@ from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.placement.fit import ungranted_bytes
 from aimgpu.runtime.accounting import accounting_problems
 from aimgpu.runtime.claims import GpuClaim, simulated_claim
-from aimgpu.runtime.sizing import GB, gigabytes, to_bytes
+from aimgpu.runtime.sizing import GB, MIN_PARTITION_GB, gigabytes, is_number, shown, to_bytes
 
-MIN_PARTITION_GB = 8.0
 SYSTEM_RESERVE_GB = 4.0
+NOT_PARTITIONED = "the GPU is not partitioned yet"
 
 
 class ComputePartitionMode(StrEnum):
@@ -120,9 +119,11 @@ class ROCmPartitioner:
         Raises UnknownProduct or InvalidLayout, or PartitionBusy while models are scheduled; then nothing is changed.
         """
         if not isinstance(gpu_name, str):
-            raise UnknownProduct(f"{gpu_name!r} is not the name of a GPU", hint="Name a product, such as 'MI300X'.")
+            raise UnknownProduct(f"{shown(gpu_name)} is not the name of a GPU", hint="Name a product, such as 'MI300X'.")
         if isinstance(partition_sizes_gb, str) or not isinstance(partition_sizes_gb, Sequence):
-            raise InvalidLayout(f"{partition_sizes_gb!r} is not a list of sizes", hint="Give one size per partition, in GB.")
+            raise InvalidLayout(
+                f"{shown(partition_sizes_gb)} is not a list of sizes", hint="Give one size per partition, in GB."
+            )
         whole = SimulatedHardware([(gpu_name, 1)]).read_devices()[0]
         sizes = [_checked(size) for size in partition_sizes_gb]
         self._check_sizes(whole, sizes)
@@ -134,7 +135,7 @@ class ROCmPartitioner:
     def device(self) -> Device:
         """The GPU as it was divided. Raises NotInitialized before that."""
         if self._device is None:
-            raise NotInitialized("the GPU is not partitioned yet", hint="Call initialize(gpu_name, partition_sizes_gb) first.")
+            raise NotInitialized(NOT_PARTITIONED, hint="Call initialize(gpu_name, partition_sizes_gb) first.")
         return self._device
 
     def usage(self) -> DeviceUsage | None:
@@ -152,7 +153,7 @@ class ROCmPartitioner:
 
     def validate(self) -> tuple[str, ...]:
         """What is wrong with the layout, one sentence each; empty where nothing is."""
-        return tuple(accounting_problems(self.device(), (), None))
+        return tuple(accounting_problems(self._device, (), None)) if self._device is not None else (NOT_PARTITIONED,)
 
     def _check_sizes(self, whole: Device, sizes: Sequence[int]) -> None:
         if not sizes:
@@ -176,14 +177,14 @@ class ROCmPartitioner:
 
 def check_gpu_id(gpu_id: int) -> None:
     """Raises InvalidLayout for what is no number of a GPU."""
-    if isinstance(gpu_id, bool) or not isinstance(gpu_id, int) or gpu_id < 0:
-        raise InvalidLayout(f"gpu_id cannot be {gpu_id!r}", hint="GPUs are numbered from 0.")
+    if not is_number(gpu_id) or not isinstance(gpu_id, int) or gpu_id < 0:
+        raise InvalidLayout(f"gpu_id cannot be {shown(gpu_id)}", hint="GPUs are numbered from 0.")
 
 
 def check_gigabytes(size_gb: float, name: str) -> int:
     """Bytes of an option that may be 0. Raises InvalidLayout."""
-    if isinstance(size_gb, bool) or not isinstance(size_gb, int | float) or not math.isfinite(size_gb) or size_gb < 0:
-        raise InvalidLayout(f"{name} cannot be {size_gb!r}", hint="Give a number of GB, 0 or more.")
+    if not is_number(size_gb) or size_gb < 0:
+        raise InvalidLayout(f"{name} cannot be {shown(size_gb)}", hint="Give a number of GB, 0 or more.")
     return to_bytes(size_gb)
 
 
@@ -193,7 +194,7 @@ def find_partition(device: Device, index: int) -> Partition:
         if partition.index == index and not isinstance(index, bool):
             return partition
     known = ", ".join(str(partition.index) for partition in device.layout.partitions)
-    raise UnknownPartition(f"{device.id} has no partition {index}", hint=f"There are {known}.")
+    raise UnknownPartition(f"{device.id} has no partition {shown(index)}", hint=f"There are {known}.")
 
 
 def memory_partitions(device: Device, grants: Sequence[Grant], other_bytes: dict[str, int]) -> tuple[MemoryPartition, ...]:
@@ -220,8 +221,8 @@ def memory_partitions(device: Device, grants: Sequence[Grant], other_bytes: dict
 
 
 def _checked(size_gb: float) -> int:
-    if isinstance(size_gb, bool) or not isinstance(size_gb, int | float) or not math.isfinite(size_gb) or size_gb <= 0:
-        raise InvalidLayout(f"a partition of {size_gb!r} GB cannot be made", hint="Give sizes above zero, in GB.")
+    if not is_number(size_gb) or size_gb <= 0:
+        raise InvalidLayout(f"a partition of {shown(size_gb)} GB cannot be made", hint="Give sizes above zero, in GB.")
     return to_bytes(size_gb)
 
 

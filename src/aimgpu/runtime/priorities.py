@@ -2,6 +2,7 @@
 
 from aimgpu.domain import Priority
 from aimgpu.errors import InvalidInput
+from aimgpu.runtime.sizing import shown
 
 LEAST, MOST = 1, 10
 _FIRST_MEDIUM, _FIRST_HIGH = 4, 8
@@ -14,4 +15,4 @@ def parse_priority(priority: Priority | str | int) -> Priority:
             return Priority.HIGH if priority >= _FIRST_HIGH else Priority.MEDIUM if priority >= _FIRST_MEDIUM else Priority.LOW
     elif isinstance(priority, str) and priority.lower() in set(Priority):
         return Priority(priority.lower())
-    raise InvalidInput(f"{priority!r} is not a priority", hint="Use 'low', 'medium' or 'high', or a number from 1 to 10.")
+    raise InvalidInput(f"{shown(priority)} is not a priority", hint="Use 'low', 'medium' or 'high', or a number from 1 to 10.")

@@ -1,6 +1,5 @@
 """Which request goes first and whether objectives are kept, for programs with a loop of their own."""
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from aimgpu.qos.slo.throughput import Flow
 from aimgpu.qos.slo.tracker import TargetReport
 from aimgpu.runtime.latency import RecentTimes, Times
 from aimgpu.runtime.priorities import parse_priority
+from aimgpu.runtime.sizing import is_number, shown
 from aimgpu.units import PPM
 
 _FAST_WINDOW = 0
@@ -89,10 +89,10 @@ class QoSManager:
         objective = ServiceObjective() if objective is None else objective
         if not isinstance(objective, ServiceObjective):
             raise InvalidInput(
-                f"{objective!r} is not an objective", hint="Give a ServiceObjective, such as of ttft_p95_ms=500."
+                f"{shown(objective)} is not an objective", hint="Give a ServiceObjective, such as of ttft_p95_ms=500."
             )
         if requests_per_second is not None and not _is_rate(requests_per_second):
-            raise InvalidInput(f"requests_per_second cannot be {requests_per_second!r}", hint="Give a number above 0.")
+            raise InvalidInput(f"requests_per_second cannot be {shown(requests_per_second)}", hint="Give a number above 0.")
         parts = [objective, *(objective.of_class(priority) for priority in Priority)]
         problems = dict.fromkeys(text for part in parts for _, text in part.contradictions())
         if problems:
@@ -150,7 +150,7 @@ class QoSManager:
         priority = parse_priority(priority)
         if deadline_seconds is not None and not _is_time(deadline_seconds):
             raise InvalidInput(
-                f"deadline_seconds cannot be {deadline_seconds!r}", hint="Give the seconds it may wait, from now."
+                f"deadline_seconds cannot be {shown(deadline_seconds)}", hint="Give the seconds it may wait, from now."
             )
         now = self._clock()
         with self._lock:
@@ -196,16 +196,16 @@ class QoSManager:
         """
         if ttft_seconds is not None and not _is_time(ttft_seconds):
             raise InvalidInput(
-                f"ttft_seconds cannot be {ttft_seconds!r}", hint="Give the seconds from submit() to the first token."
+                f"ttft_seconds cannot be {shown(ttft_seconds)}", hint="Give the seconds from submit() to the first token."
             )
-        if isinstance(output_tokens, bool) or not isinstance(output_tokens, int) or output_tokens < 0:
-            raise InvalidInput(f"output_tokens cannot be {output_tokens!r}", hint="Give how many tokens the answer has.")
+        if not is_number(output_tokens) or not isinstance(output_tokens, int) or output_tokens < 0:
+            raise InvalidInput(f"output_tokens cannot be {shown(output_tokens)}", hint="Give how many tokens the answer has.")
         now = self._clock()
         with self._lock:
             ticket = self._running.pop(request_id, None)
             if ticket is None:
                 raise NotFound(
-                    f"no request {request_id!r} is running", hint="complete() takes the id of what next() gave, once."
+                    f"no request {shown(request_id)} is running", hint="complete() takes the id of what next() gave, once."
                 )
             seconds = now - ticket.arrived
             tpot = None
@@ -293,16 +293,16 @@ class QoSManager:
 
 
 def _is_rate(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return is_number(value) and value > 0  # type: ignore[operator]
 
 
 def _is_time(seconds: object) -> bool:
-    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < math.inf
+    return is_number(seconds) and seconds >= 0  # type: ignore[operator]
 
 
 def _part_ppm(part: float) -> int:
-    if isinstance(part, bool) or not isinstance(part, int | float) or not math.isfinite(part):
-        raise InvalidInput(f"a guarantee cannot be {part!r}", hint="Give a part of the partition, from 0 to 1.")
+    if not is_number(part):
+        raise InvalidInput(f"a guarantee cannot be {shown(part)}", hint="Give a part of the partition, from 0 to 1.")
     return round(part * PPM)
 
 

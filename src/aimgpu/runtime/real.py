@@ -8,7 +8,6 @@ from aimgpu.home import Home, find_home
 from aimgpu.runtime.accounting import accounting_problems
 from aimgpu.runtime.claims import real_claim
 from aimgpu.runtime.partitioner import (
-    MIN_PARTITION_GB,
     SYSTEM_RESERVE_GB,
     ComputePartitionMode,
     MemoryPartition,
@@ -18,7 +17,9 @@ from aimgpu.runtime.partitioner import (
     find_partition,
     memory_partitions,
 )
-from aimgpu.runtime.sizing import gigabytes
+from aimgpu.runtime.sizing import MIN_PARTITION_GB, gigabytes
+
+_NOT_READ = "the GPU was not read yet"
 
 
 class ROCmPartitionerReal:
@@ -70,7 +71,7 @@ class ROCmPartitionerReal:
     def device(self) -> Device:
         """The GPU as it is now. Raises NotInitialized before `initialize`."""
         if not self._initialized:
-            raise NotInitialized("the GPU was not read yet", hint="Call initialize() first.")
+            raise NotInitialized(_NOT_READ, hint="Call initialize() first.")
         return self._read()
 
     def usage(self) -> DeviceUsage | None:
@@ -90,6 +91,8 @@ class ROCmPartitionerReal:
 
     def validate(self) -> tuple[str, ...]:
         """What is wrong with the GPU's layout, one sentence each; empty where nothing is."""
+        if not self._initialized:
+            return (_NOT_READ,)
         device = self.device()
         findings = tuple(each.text for each in self._hardware.inspect() if each.serious and each.subject in (None, device.id))
         return (*accounting_problems(device, (), self.usage()), *findings)

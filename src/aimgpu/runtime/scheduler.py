@@ -11,13 +11,13 @@ import psutil
 
 from aimgpu.control.snapshots import foreign_bytes
 from aimgpu.domain import Ask, Device, Grant, Level, Memory, Priority, Refusal
-from aimgpu.errors import AimGpuError, InvalidInput, NotFound
+from aimgpu.errors import AimGpuError, InvalidInput, NotFound, NotInitialized
 from aimgpu.placement import DeviceState, NodeState, ReasonCode, Snapshot
 from aimgpu.placement.decide import decide
 from aimgpu.runtime.accounting import accounting_problems
-from aimgpu.runtime.partitioner import MemoryPartition, RuntimePartitioner, find_partition, memory_partitions
+from aimgpu.runtime.partitioner import MemoryPartition, ROCmPartitioner, RuntimePartitioner, find_partition, memory_partitions
 from aimgpu.runtime.priorities import parse_priority
-from aimgpu.runtime.sizing import ModelSizingConfig, gigabytes, round_down, round_up
+from aimgpu.runtime.sizing import ModelSizingConfig, gigabytes, is_number, round_down, round_up, shown
 
 _NODE = "here"
 _MOST_REMOVED = 1000  # models that are remembered after they were removed
@@ -44,7 +44,7 @@ class ModelInstance:
     precision: str
     partition_id: int
     memory_bytes: int  # what was charged, and will be given back
-    priority: Priority
+    priority: Priority | int  # as it was given, a number from 1 to 10 as that number
     status: ModelStatus
     grant: Grant
     pid: int | None = None  # of its process, where set_status() was given it
@@ -55,16 +55,17 @@ class ModelScheduler:
     """Safe to use from several threads. A model is charged once however often it is scheduled.
 
     One scheduler at a time grants a GPU: a second one raises LedgerOwned until the first is closed. On a real GPU that holds
-    for other processes and for the daemon too.
+    for other processes and for the daemon too. Without a `partitioner` it has a simulated GPU 0: initialize
+    `scheduler.partitioner`.
     """
 
-    def __init__(self, partitioner: RuntimePartitioner, sizing_config: ModelSizingConfig | None = None) -> None:
-        self._partitioner = partitioner
+    def __init__(self, partitioner: RuntimePartitioner | None = None, sizing_config: ModelSizingConfig | None = None) -> None:
+        self.partitioner: RuntimePartitioner = ROCmPartitioner() if partitioner is None else partitioner
         self._sizing = sizing_config or ModelSizingConfig()
         self._models: dict[str, ModelInstance] = {}
         self._removed: dict[str, None] = {}
-        self._lock = partitioner.claim.lock
-        partitioner.claim.take(self)
+        self._lock = self.partitioner.claim.lock
+        self.partitioner.claim.take(self)
 
     def __enter__(self) -> Self:
         return self
@@ -77,8 +78,8 @@ class ModelScheduler:
         with self._lock:
             for model_id in tuple(self._models):
                 self.unschedule_model(model_id)
-            if self._partitioner.claim.holder is self:
-                self._partitioner.claim.give_back()
+            if self.partitioner.claim.holder is self:
+                self.partitioner.claim.give_back()
 
     def schedule_model(
         self,
@@ -95,7 +96,7 @@ class ModelScheduler:
         """
         with self._lock:
             try:
-                self._partitioner.claim.take(self)
+                self.partitioner.claim.take(self)
                 size = self._sizing.get_model_size(model_id, precision)
                 ask = Ask(
                     name=model_id,
@@ -107,7 +108,8 @@ class ModelScheduler:
                 known = self._models.get(model_id)
                 if known is not None:
                     return _again(known, size.precision)
-                return self._place(ask, size.precision, preferred_partition)
+                given = priority if isinstance(priority, int) else ask.priority
+                return self._place(ask, size.precision, given, preferred_partition)
             except AimGpuError as error:
                 return False, None, str(error)
 
@@ -129,10 +131,10 @@ class ModelScheduler:
         The process with this `pid`, and its children, count as the model's own and not as foreign. Raises NotFound for a model
         that is not scheduled, and InvalidInput for a status that does not exist or a pid that cannot be.
         """
-        if pid is not None and (isinstance(pid, bool) or not isinstance(pid, int) or pid <= 0):
-            raise InvalidInput(f"pid cannot be {pid!r}", hint="Give the number of the model's process.")
+        if pid is not None and (not is_number(pid) or not isinstance(pid, int) or pid <= 0):
+            raise InvalidInput(f"pid cannot be {shown(pid)}", hint="Give the number of the model's process.")
         if status not in list(ModelStatus):
-            raise InvalidInput(f"{status!r} is not a status", hint=f"Known: {', '.join(ModelStatus)}.")
+            raise InvalidInput(f"{shown(status)} is not a status", hint=f"Known: {', '.join(ModelStatus)}.")
         with self._lock:
             known = self._models.get(model_id)
             if known is None:
@@ -169,7 +171,7 @@ class ModelScheduler:
     def partitions(self) -> tuple[MemoryPartition, ...]:
         """Every partition with what is charged on it now, and what is reserved or used by other processes."""
         with self._lock:
-            device = self._partitioner.device()
+            device = self.partitioner.device()
             return memory_partitions(device, self._grants(), self._other_bytes(device))
 
     def validate(self) -> tuple[str, ...]:
@@ -179,7 +181,10 @@ class ModelScheduler:
         filled, a model that uses more than it was granted.
         """
         with self._lock:
-            device, usage = self._partitioner.device(), self._partitioner.usage()
+            try:
+                device, usage = self.partitioner.device(), self.partitioner.usage()
+            except NotInitialized as error:
+                return (error.message,)
             found = list(accounting_problems(device, self._grants(), usage, self._processes()))
             for partition in memory_partitions(device, self._grants(), self._other_bytes(device)):
                 free = partition.size_bytes - partition.allocated_bytes - partition.other_bytes
@@ -187,8 +192,8 @@ class ModelScheduler:
                     found.append(f"other processes use memory of {partition.stable_id} that was granted to models")
             return tuple(found)
 
-    def _place(self, ask: Ask, precision: str, preferred: int | None) -> Scheduled:
-        device = self._partitioner.device()
+    def _place(self, ask: Ask, precision: str, priority: Priority | int, preferred: int | None) -> Scheduled:
+        device = self.partitioner.device()
         state = DeviceState(device=device, grants=self._grants(), foreign_bytes=self._other_bytes(device))
         snapshot = Snapshot(nodes=(NodeState(name=_NODE, devices=(state,)),))
         note = None
@@ -209,7 +214,7 @@ class ModelScheduler:
             precision=precision,
             partition_id=index,
             memory_bytes=slot.memory_bytes,
-            priority=ask.priority,
+            priority=priority,
             status=ModelStatus.SCHEDULED,
             grant=grant,
         )
@@ -231,8 +236,8 @@ class ModelScheduler:
     def _other_bytes(self, device: Device) -> dict[str, int]:
         """By partition: the reserve, and what processes that are not of these models were measured to use."""
         ours = frozenset(pid for pid, _ in self._processes())
-        foreign = foreign_bytes(device, self._partitioner.usage(), self._grants(), ours)
-        reserve = self._partitioner.reserve_bytes
+        foreign = foreign_bytes(device, self.partitioner.usage(), self._grants(), ours)
+        reserve = self.partitioner.reserve_bytes
         unknown = foreign.get("", 0)
         return {each.id: reserve + unknown + foreign.get(each.id, 0) for each in device.layout.partitions}
 

@@ -21,10 +21,27 @@ from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.weights import same_precision, weight_bytes
 
 GB = 10**9
+MIN_PARTITION_GB = 8.0
+_LARGEST_NUMBER = 10**15  # far above every size and time; beyond it floats and the printing of integers overflow
+_LONGEST_SHOWN = 60  # characters of a wrong value in a message
 _ROOM_PERCENT = 10  # a partition that holds the model with some room to grow
 _ROUNDED_PERCENT = 2  # 8.03B parameters at 2 bytes are listed as 16.0 GB
 _LARGEST_FILE = 4 << 20
 _KEYS = ("model_id", "parameters", "memory_gb", "quantization", "recommended_partition_gb")
+
+
+def is_number(value: object) -> bool:
+    """A finite number that can be computed with; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST_NUMBER < value < _LARGEST_NUMBER
+
+
+def shown(value: object) -> str:
+    """For messages: short, also where `repr` would be endless or refuse."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 
 def to_bytes(size_gb: float) -> int:
@@ -100,8 +117,8 @@ class ModelSizingConfig:
         catalogue: Catalogue | None = None,
     ) -> None:
         for name, count in (("context_tokens", context_tokens), ("concurrency", concurrency)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise InvalidInput(f"{name} cannot be {count!r}", hint="Give a whole number, 1 or more.")
+            if not is_number(count) or not isinstance(count, int) or count < 1:
+                raise InvalidInput(f"{name} cannot be {shown(count)}", hint="Give a whole number, 1 or more.")
         self._engine = engine
         self._context_tokens = context_tokens
         self._concurrency = concurrency
@@ -125,10 +142,12 @@ class ModelSizingConfig:
         taken as the weights), or more than the recommended partition.
         """
         if not isinstance(model_id, str) or not model_id.strip():
-            raise InvalidInput(f"{model_id!r} is not the name of a model", hint="Give its name as text.")
+            raise InvalidInput(f"{shown(model_id)} is not the name of a model", hint="Give its name as text.")
         if isinstance(quantization, str) or not quantization:
             raise InvalidInput(f"{model_id}: quantization must be a list such as ['fp16']", hint="Give at least one precision.")
         precisions = tuple(find_precision(str(name)).name for name in quantization)
+        if not isinstance(parameters, str) and not is_number(parameters):
+            raise InvalidInput(f"{model_id}: parameters cannot be {shown(parameters)}", hint="Give how many, such as '7B'.")
         count = parse_parameter_count(str(parameters))
         known = self._catalogue.find(model_id)
         facts = known or ModelFacts(name=model_id, source="entered by the user", parameters=count, precision=precisions[0])
@@ -145,9 +164,9 @@ class ModelSizingConfig:
     def get_model_size(self, model_id: str, precision: str | None = None) -> ModelSizeInfo:
         """Raises UnknownModel. `model_id`: a name that was entered or of the catalogue, or a .gguf file or model folder."""
         if not isinstance(model_id, str) or not model_id.strip():
-            raise InvalidInput(f"{model_id!r} is not the name of a model", hint="Name a model, or the path of its files.")
+            raise InvalidInput(f"{shown(model_id)} is not the name of a model", hint="Name a model, or the path of its files.")
         if precision is not None and not (isinstance(precision, str) and precision.strip()):
-            raise InvalidInput(f"{precision!r} is not the name of a precision", hint="Name one, such as 'fp16' or 'int4'.")
+            raise InvalidInput(f"{shown(precision)} is not the name of a precision", hint="Name one, such as 'fp16' or 'int4'.")
         given = self._given.get(model_id)
         facts = given.facts if given is not None else self._facts(model_id)
         if given is not None and precision is None:
@@ -165,15 +184,36 @@ class ModelSizingConfig:
             given_partition_gb=given.partition_gb if given is not None else None,
         )
 
-    def can_fit(self, model_id: str, partition_gb: float, precision: str | None = None) -> FitAnswer:
-        """Whether the model fits into so many GB, with the reason."""
+    def can_fit(
+        self,
+        model_id: str,
+        partition_gb: float,
+        precision: str | None = None,
+        *,
+        reserve_gb: float = 0,
+        min_partition_gb: float = MIN_PARTITION_GB,
+    ) -> FitAnswer:
+        """Whether the model fits into a partition of so many GB, with the reason.
+
+        `reserve_gb` of the partition are not for models. A partition below `min_partition_gb` holds none, because
+        `initialize` does not make it.
+        """
         size = self.get_model_size(model_id, precision)
-        has = _entered(model_id, "partition_gb", partition_gb)
+        total = _entered(model_id, "partition_gb", partition_gb)
+        reserve, least = (
+            0 if given == 0 else _entered(model_id, name, given)
+            for name, given in (("reserve_gb", reserve_gb), ("min_partition_gb", min_partition_gb))
+        )
+        if total < least:
+            reason = f"a partition of {partition_gb:g} GB is smaller than the least of {min_partition_gb:g} GB"
+            return FitAnswer(fits=False, reason=reason)
+        has = max(0, total - reserve)
         fits = size.memory_bytes <= has
-        needed = round_up(size.memory_bytes)
-        if fits and float(needed) > partition_gb:  # the two figures must not say the opposite of the answer
-            needed = f"{partition_gb:g}"
-        return FitAnswer(fits, f"{model_id} needs {needed} GB as {size.precision}; the partition has {partition_gb:g} GB")
+        needed, shown_gb = round_up(size.memory_bytes), f"{has / GB:g}"
+        if fits and float(needed) > has / GB:  # the two figures must not say the opposite of the answer
+            needed = shown_gb
+        kept = f" of {partition_gb:g} GB, {reserve_gb:g} GB are reserved" if reserve else " GB"
+        return FitAnswer(fits, f"{model_id} needs {needed} GB as {size.precision}; the partition has {shown_gb}{kept}")
 
     def _estimate(self, facts: ModelFacts, precision: str | None) -> Footprint:
         trained = facts.architecture.max_context if facts.architecture else 0
@@ -193,7 +233,7 @@ class ModelSizingConfig:
             return find_model_facts(model_id, path if path.exists() else None, catalogue=self._catalogue)
         except UnknownModel as error:
             near = self._catalogue.near(model_id)
-            meant = f"Did you mean {near}? " if near else ""
+            meant = f"Did you mean {' or '.join(near)}? " if near else ""
             hint = f"{meant}Enter it with add_model(), or give the path of its folder or .gguf file."
             raise UnknownModel(error.message, hint=hint) from error
 
@@ -212,8 +252,8 @@ def _check_memory(model_id: str, weights: int, memory_bytes: int | None, partiti
 
 
 def _entered(model_id: str, name: str, value: float) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise InvalidInput(f"{model_id}: {name} cannot be {value!r}", hint="Give a number of GB above 0.")
+    if not is_number(value) or value <= 0:
+        raise InvalidInput(f"{model_id}: {name} cannot be {shown(value)}", hint="Give a number of GB above 0.")
     return to_bytes(value)
 
 

@@ -7,9 +7,10 @@ sized below it. A row that cannot be true is refused: memory under the raw weigh
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal, InvalidOperation
+from difflib import SequenceMatcher
 from functools import cache
 from importlib import resources
 from typing import NoReturn
@@ -36,7 +37,9 @@ _OTHER_NAMES = {"model_id": "id", "model": "id", "params": "parameters", "params
 _MEMORY_PRECISIONS = {"mem_fp16_gb": "fp16", "mem_int8_gb": "int8", "mem_int4_gb": "int4"}
 MEMORY_COLUMNS = ("memory_gb", *_MEMORY_PRECISIONS)  # memory_gb: of the row's own precision
 _HEAD = ("id", "aliases", "parameters", "active_parameters", "precision", "family", "kind", *_SHAPE, "tied_embeddings")
-COLUMNS = (*_HEAD, *(name for name in _NUMBERS if name not in _SHAPE), *MEMORY_COLUMNS, "source")
+COLUMNS = (*_HEAD, *(name for name in _NUMBERS if name not in _SHAPE), *MEMORY_COLUMNS, "gguf", "source")
+_GGUF_SUFFIX = "-gguf"
+_GGUF_DEFAULT = "q4_k_m"  # of a repository whose quantisation is not named
 # Names that circulate, but of which no model was ever published.
 NO_SUCH_MODELS = {
     "unsloth/Llama-3.2-30B-Vision": "Llama 3.2 Vision comes in 11B and 90B only (unsloth/Llama-3.2-11B-Vision, "
@@ -51,6 +54,11 @@ class Row:
 
     facts: ModelFacts
     aliases: tuple[str, ...] = ()
+    gguf: str | None = None  # "org/name:TAG" of the hub: the same model as GGUF files
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.facts.name, *self.aliases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +68,139 @@ class Catalogue:
     rows: tuple[Row, ...]
     _by_name: Mapping[str, Row]
 
-    def find(self, name: str) -> ModelFacts | None:
+    def row(self, name: str) -> Row | None:
         """By name or alias, whatever the case; None: not in it."""
-        row = self._by_name.get(name.strip().casefold())
-        return row.facts if row else None
+        return self._by_name.get(name.strip().casefold())
 
-    def near(self, name: str) -> str | None:
-        """A full id that ends in this name, to be asked about, never to be taken."""
-        ending = f"/{name.strip().strip('/').casefold()}"
-        return next((row.facts.name for row in self.rows if f"/{row.facts.name}".casefold().endswith(ending)), None)
+    def find(self, name: str) -> ModelFacts | None:
+        """By name or alias, and a repository of GGUF files by the model that it is named after; None: not in it."""
+        row = self.row(name)
+        return row.facts if row else self._find_gguf(name.strip())
+
+    def near(self, name: str, most: int = 3) -> tuple[str, ...]:
+        """Ids to be asked about, never to be taken; best first."""
+        meant = resolve(self.rows, name)
+        return tuple(row.facts.name for row in ([meant] if meant else search(self.rows, name)[:most]))
+
+    def _find_gguf(self, name: str) -> ModelFacts | None:
+        repository, _, tag = name.removeprefix("hf.co/").removeprefix("huggingface.co/").partition(":")
+        if "/" not in repository or not repository.casefold().endswith(_GGUF_SUFFIX):
+            return None
+        wanted = repository.casefold()
+        listed = next((row for row in self.rows if row.gguf and row.gguf.partition(":")[0].casefold() == wanted), None)
+        ending = _last(wanted).removesuffix(_GGUF_SUFFIX)
+        row = listed or next((row for row in self.rows if ending in {_last(one).casefold() for one in row.names}), None)
+        if row is None:
+            return None
+        kind = tag or (row.gguf if listed and row.gguf else "").partition(":")[2] or _GGUF_DEFAULT
+        try:
+            precision = find_precision(kind).name
+        except InvalidInput:  # a mix of somebody's own
+            return None
+        remark = f"its files are not here: sized as {row.facts.name} in {precision}, by the name of its repository"
+        return replace(row.facts, name=name, precision=precision, in_gguf=True, remarks=(*row.facts.remarks, remark))
 
     def remark(self, name: str) -> str | None:
         """Why a name is not here, where that is known."""
         return _NO_SUCH_MODEL.get(name.strip().casefold())
+
+
+# --- names as people type them ---
+
+_WORD = re.compile(r"[a-z]+|\d+(?:\.\d+)*")
+_UNSAID = frozenset({"instruct", "chat", "it", "hf", "meta", "gguf"})  # of names: people leave them out
+_LEAST_LIKENESS = 0.72
+_LONGEST_COMPARED = 64
+_LEAST_PART = 3  # letters of a name, to be found in the middle of a word
+
+
+class _Rank:
+    """Of a name, smaller is better."""
+
+    CALLED, RUN, WORDS, PART, LIKE = 0.0, 1.0, 2.0, 3.0, 4.0
+
+
+def search(rows: Sequence[Row], text: str) -> list[Row]:
+    """Models whose name has this in it, best first, then those whose name looks like it. No text: all, small ones first."""
+    ranked = sorted((rank, _size(row), number) for number, row in enumerate(rows) if (rank := _rank(row, text)) is not None)
+    return [rows[number] for _, _, number in ranked]
+
+
+def resolve(rows: Sequence[Row], text: str) -> Row | None:
+    """The model that must be meant: the only one called so, else the only one with this in its name. Never a typo's."""
+    ranks = [(rank, row) for row in rows if (rank := _rank(row, text)) is not None and rank < _Rank.LIKE]
+    best = min((rank for rank, _ in ranks), default=None)
+    found = [row for rank, row in ranks if rank == best]
+    return found[0] if len(found) == 1 and text.strip() else None
+
+
+def _size(row: Row) -> tuple[bool, int]:
+    embeds = row.facts.architecture is not None and row.facts.architecture.kind is ModelKind.ENCODER
+    return embeds, row.facts.parameters
+
+
+def _rank(row: Row, text: str) -> float | None:
+    """None: it has nothing of it."""
+    if not text.strip():
+        return _Rank.PART
+    return min((rank for name in row.names if (rank := _rank_name(name, text)) is not None), default=None)
+
+
+def _rank_name(name: str, text: str) -> float | None:
+    wanted, words, last = _words(text), _words(name), _words(_last(name))
+    if not wanted:
+        return None
+    if wanted in (words, last) or (_said(wanted) and _said(wanted) in (_said(words), _said(last))):
+        return _Rank.CALLED
+    if any(_begins(wanted, words[start:]) for start in range(len(words))):
+        return _Rank.RUN
+    if _in_order(wanted, words):
+        return _Rank.WORDS
+    whole, part = "".join(words), "".join(wanted)
+    if len(part) >= _LEAST_PART and part.isalpha() and part in whole:
+        return _Rank.PART
+    likeness = _likeness(_last(text), _last(name))
+    return _Rank.LIKE + 1 - likeness if likeness >= _LEAST_LIKENESS else None
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """`Qwen2.5-7B` is qwen 2.5 7 b, however it is written."""
+    return tuple(_WORD.findall(name.casefold()))
+
+
+def _said(words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word for word in words if word not in _UNSAID)
+
+
+def _fits(wanted: str, word: str) -> bool:
+    """Numbers are whole: 3 is not 3.1; letters may begin a word."""
+    return word == wanted or (wanted.isalpha() and word.startswith(wanted))
+
+
+def _begins(wanted: tuple[str, ...], words: tuple[str, ...]) -> bool:
+    return len(wanted) <= len(words) and all(map(_fits, wanted, words))
+
+
+def _in_order(wanted: tuple[str, ...], words: tuple[str, ...]) -> bool:
+    left = iter(words)
+    return all(any(_fits(one, word) for word in left) for one in wanted)
+
+
+def _likeness(text: str, name: str) -> float:
+    """Of what was typed to the name, or to its beginning, where no more was typed."""
+    compared, best = SequenceMatcher(None, autojunk=False), 0.0
+    for words in (_words, lambda one: _said(_words(one))):
+        ours, theirs = "".join(words(text[:_LONGEST_COMPARED])), "".join(words(name))
+        compared.set_seq2(ours)
+        for other in {theirs, theirs[: len(ours) + 1]} if ours else ():
+            compared.set_seq1(other)
+            if compared.quick_ratio() > max(best, _LEAST_LIKENESS):
+                best = max(best, compared.ratio())
+    return best
 
 
 def check_against(known: Catalogue, rows: Iterable[Row]) -> None:
@@ -137,7 +265,7 @@ def read_row(cells: Mapping[str, str], where: str) -> Row:
     except AimGpuError as error:
         name = repr(cells["id"][:_LONGEST_NAME])[1:-1] if cells.get("id") else "a model without id"
         raise InvalidInput(f"{where} ({name}): {error.message}", hint=error.hint) from error
-    return Row(facts=facts, aliases=tuple(cells.get("aliases", "").split()))
+    return Row(facts=facts, aliases=tuple(cells.get("aliases", "").split()), gguf=cells.get("gguf") or None)
 
 
 def write_rows(rows: Iterable[Row]) -> str:
@@ -155,6 +283,7 @@ def _cell(row: Row, column: str) -> str:
     special = {
         "id": facts.name,
         "aliases": " ".join(row.aliases),
+        "gguf": row.gguf or "",
         "parameters": str(facts.parameters),
         "active_parameters": str(facts.active_parameters or ""),
         "precision": facts.precision,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from aimgpu.domain import Exactness, Footprint, LargerService, Term
+from aimgpu.sizing.adapters import adapter_term
 from aimgpu.sizing.assumed import assumed_architecture
 from aimgpu.sizing.correction import apply_correction
 from aimgpu.sizing.engines.table import ENGINE_SIZINGS, EngineSizing
@@ -31,6 +32,8 @@ def estimate_need(request: SizingRequest) -> Footprint:
     known = request.model.architecture
     architecture = known or assumed_architecture(request.model.parameters)
     terms = engine.terms(request, loaded, architecture)
+    if request.adapters:
+        terms = (*terms, adapter_term(request.engine, request.adapters, architecture, request.tensor_parallel))
     if known is None:
         terms = tuple(replace(term, exactness=Exactness.ESTIMATED) for term in terms)
         notes = (*notes, _fallback_note(request, architecture))

@@ -29,6 +29,7 @@ class Architecture:
     sliding_kv_elements: int = 0  # keys and values of one token in such a layer; 0: as in the others
     attention_layers: int | None = None  # None: every layer; fewer in hybrids, whose others keep a constant state
     state_elements: int = 0  # per sequence, all linear-attention or SSM layers together
+    state_layers: int | None = None  # layers with such a state; None: those without attention
     kv_lora_rank: int = 0  # MLA: the compressed KV vector
     rope_head_dim: int = 0  # MLA: the part of a key that carries the position
     experts: int = 0
@@ -42,6 +43,13 @@ class Architecture:
         if self.kind is ModelKind.ENCODER:
             return 0
         return self.layers if self.attention_layers is None else self.attention_layers
+
+    @property
+    def stateful_layers(self) -> int:
+        """Layers that keep a constant state for each sequence."""
+        if not self.state_elements:
+            return 0
+        return self.layers - self.caching_layers if self.state_layers is None else self.state_layers
 
     @property
     def embedding_parameters(self) -> int:

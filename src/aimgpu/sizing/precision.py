@@ -1,6 +1,7 @@
 """Bytes per weight and per cached element of every precision, as exact ratios."""
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fractions import Fraction
 
 from aimgpu.errors import InvalidInput
@@ -90,7 +91,9 @@ def find_precision(name: str) -> Precision:
         size = GGUF_MIXES[wanted].whole_file if wanted in GGUF_MIXES else GGUF_TYPES[wanted]
         return Precision(name=wanted, weight_bytes=size, other_bytes=size)
     known = ", ".join([*PRECISIONS, *GGUF_MIXES, *sorted(set(GGUF_TYPES) - set(PRECISIONS) - set(GGUF_MIXES))])
-    raise InvalidInput(f"{name!r} is no precision", hint=f"Known: {known}.")
+    near = [one for one in GGUF_MIXES if one.startswith(f"{wanted}_k_m")] or get_close_matches(wanted, known.split(", "), n=1)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    raise InvalidInput(f"{name!r} is no precision", hint=f"{meant}Known: {known}.")
 
 
 def find_kv_type(name: str, engine: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from aimgpu.domain import Vendor
 from aimgpu.errors import InvalidInput
+from aimgpu.sizing.adapters import AdapterFacts
 from aimgpu.sizing.correction import Correction, MeasuredKind
 from aimgpu.sizing.model import ModelFacts, ModelKind
 from aimgpu.sizing.precision import find_kv_type, find_precision
@@ -38,6 +39,7 @@ class SizingRequest:
     graphs: bool = True  # False: vLLM's --enforce-eager
     flash_attention: bool | None = None  # None: on in llama.cpp; in transformers masks are charged as without it
     shared_cache: bool = False  # llama.cpp's --kv-unified: all slots draw on one context
+    adapters: tuple[AdapterFacts, ...] = ()  # all loaded at once
     corrections: Mapping[str, Correction] = field(default_factory=dict)  # learned, by the name of the term
     learned_startup_bytes: int | None = None  # what starting this very model took before; None: not known
     learned_startup_runs: int = 0

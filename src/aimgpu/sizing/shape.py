@@ -4,6 +4,7 @@ from aimgpu.sizing.model import Architecture, ModelKind
 
 _GATED_MATRICES = 3  # gate, up and down
 _PLAIN_MATRICES = 2
+_STATE_MATRICES = 6
 # Decoders without a gate in their feed-forward part, by `model_type` and by GGUF's name.
 _PLAIN_FAMILIES = frozenset(
     {"gpt2", "gptneox", "gpt_neox", "gptj", "gpt_bigcode", "starcoder", "starcoder2", "bloom", "mpt", "opt", "falcon", "phi"}
@@ -27,6 +28,11 @@ def layer_parameters(architecture: Architecture) -> int:
     dense = architecture.layers * matrices * architecture.hidden_size * architecture.intermediate_size
     attending = architecture.layers if architecture.kind is ModelKind.ENCODER else architecture.caching_layers
     return (expert_parameters(architecture) or dense) + attending * _attention_parameters(architecture)
+
+
+def state_parameters(architecture: Architecture) -> int:
+    """Projections of layers with a state, about: into twice the hidden size and its gate, and back."""
+    return architecture.stateful_layers * _STATE_MATRICES * architecture.hidden_size**2
 
 
 def is_gated(architecture: Architecture) -> bool:

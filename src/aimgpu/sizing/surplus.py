@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from aimgpu.domain import Footprint, Growth, Instance, Term
+from aimgpu.domain import Exactness, Footprint, Growth, Instance, Term
 from aimgpu.sizing.engines.vllm import default_sequences, graph_sizes, sequences_in
 from aimgpu.units import MIB, format_bytes
 
@@ -58,6 +58,9 @@ class Service:
 
 def spend_surplus(footprint: Footprint, granted_bytes: int) -> Footprint:
     """The Footprint that fills the grant; the same one where it already does, or where the engine cannot use more."""
+    if not footprint.terms:  # nobody could size it: it takes what it is granted
+        given = Term(name="given", memory_bytes=granted_bytes, exactness=Exactness.EXACT, formula="what was granted")
+        return replace(footprint, terms=(given,))
     if footprint.in_host_memory:
         return footprint
     if footprint.larger:

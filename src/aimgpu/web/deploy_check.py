@@ -5,16 +5,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from aimgpu.control.planning.prepared import Prepared, ask_for
+from aimgpu.control.plan.prepared import Prepared, ask_for
 from aimgpu.control.stack.stack_file import parse_stack
 from aimgpu.domain import Auto, Deployment, Footprint, Placement, Refusal
 from aimgpu.domain.codec import encode
-from aimgpu.errors import AimGpuError, InvalidInput
+from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed
 from aimgpu.placement import Snapshot, decision_to_json
 from aimgpu.placement.decide import decide_all
 from aimgpu.placement.explain import explain
 from aimgpu.sizing.surplus import describe_service
-from aimgpu.web.sources import Json, Sources
+from aimgpu.web.sources import FoundModel, Json, Sources
 
 _SHORTEST_CONTEXT = 512
 _PRECISIONS = ("fp8", "int8", "int4")
@@ -25,7 +25,46 @@ def read_deployment(name: object, fields: object) -> Deployment:
     if not isinstance(name, str) or not isinstance(fields, Mapping):
         raise InvalidInput("a model needs {name: text, fields: {model: ..., ...}}")
     (deployment,) = parse_stack(json.dumps({"models": {name: dict(fields)}}), source="the form").deployments
-    return deployment
+    # What a secret is does not change a size: nothing that is merely judged has its files and variables read.
+    return replace(deployment, overrides=replace(deployment.overrides, secrets=()))
+
+
+def refuse_path(deployment: Deployment) -> None:
+    """For callers that may not change anything: whether a file exists is not for them. Raises NotAllowed."""
+    model, given = deployment.model, deployment.overrides
+    looks = bool(given.adapters) or given.server is not None
+    if looks or model.startswith(("/", ".", "~")) or "/../" in model or model.lower().endswith(".gguf"):
+        raise NotAllowed(
+            f"{deployment.name}: a path is read for callers that may make changes only",
+            hint="Open the link that `aimgpu web` prints, or name a model of the hub.",
+        )
+
+
+def find_models(sources: Sources, text: str) -> list[Json]:
+    """Models with this in their name: what each takes, and whether it would run here now, or why not."""
+    snapshot = sources.take_snapshot()
+    return [_describe_found(sources, snapshot, found) for found in sources.search(text)]
+
+
+def _describe_found(sources: Sources, snapshot: Snapshot, found: FoundModel) -> Json:
+    one, memory_bytes, reason = found.candidate, None, None
+    try:
+        prepared = sources.size(read_deployment("candidate", {"model": one.model}))
+        (decision,) = decide_all(snapshot, [ask_for(prepared, 0)])
+        memory_bytes = prepared.footprint.total_bytes
+        reason = decision.summary if isinstance(decision, Refusal) else None
+    except AimGpuError as error:
+        reason = error.message
+    return {
+        "name": one.name,
+        "model": one.model,
+        "engine": one.engine,
+        "download_bytes": one.download_bytes,
+        "memory_bytes": memory_bytes,
+        "on_disk": found.on_disk,
+        "runs_here": reason is None,
+        "reason": reason,
+    }
 
 
 def check_deployment(sources: Sources, deployment: Deployment) -> Json:

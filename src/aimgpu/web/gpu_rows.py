@@ -26,10 +26,11 @@ def _gpu(device: Device, seen: Observation, footprints: Mapping[str, Footprint])
     return {
         "id": device.id,
         "index": device.index,
-        "name": device.market_name or device.product,
+        "name": (device.market_name or device.product) + (device.kind_note if device.software else ""),
         "product": device.product,
         "vendor": device.vendor.value,
         "simulated": device.simulated,
+        "software": device.software,
         "layout": device.layout.name,
         "compute_units": device.compute_units,
         "memory_bytes": device.memory_bytes,
@@ -52,7 +53,7 @@ def _layouts(device: Device) -> list[Json]:
         {
             "name": layout.name,
             "partitions": len(layout.partitions),
-            "memory_bytes": layout.partitions[0].memory_bytes if layout.partitions else 0,
+            "memory_bytes": min((part.memory_bytes for part in layout.partitions), default=0),
             "reload": layout.memory_mode != device.layout.memory_mode,
         }
         for layout in device.layouts[:_MOST_LAYOUTS]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aimgpu.control.observation import Observation
-from aimgpu.domain import Instance, InstanceState
+from aimgpu.domain import Instance, InstanceState, Level
 from aimgpu.units import format_bytes
 
 _MOST = 500
@@ -82,7 +82,7 @@ def _instance_changes(before: Observation, after: Observation) -> Iterator[_Chan
     for instance in before.instances:
         if instance.id not in now and (_held(instance) or instance.deployment not in left):
             given = f"; {format_bytes(_held(instance))} given back" if _held(instance) else ""
-            yield instance.deployment, "state", f"unloaded{given}"
+            yield instance.deployment, "state", f"stopped{given}"
 
 
 def _describe_change(before: int, after: int) -> str:
@@ -99,7 +99,8 @@ def _describe(instance: Instance, old: Instance | None) -> str:
         text += f": {instance.reason}"
     if instance.state is InstanceState.READY and instance.grants:
         grant = instance.grants[0]
-        text += f" on {grant.partition_id} with {format_bytes(_held(instance), up=True)}, enforcement {grant.level.value}"
+        text += f" on {grant.partition_id} with {format_bytes(_held(instance), up=True)}"
+        text += ", not enforced" if grant.level is Level.NONE else f", enforcement {grant.level.value}"
     if instance.state is InstanceState.SLEEPING and old is not None and _held(old) > _held(instance):
         text += f"; {format_bytes(_held(old) - _held(instance))} given back"
     return text

@@ -81,6 +81,7 @@ class PageState:
             "url": self.sources.url,
             "node": seen.node,
             "simulated": sorted({device.product for device in seen.devices if device.simulated}),
+            "software": any(device.software for device in seen.devices),
             "notes": [*self.sources.read_notes(), *_describe_kept_prompts(self.activity.prompts_kept)],
             "prompts_kept": self.activity.prompts_kept,
             "cluster": asdict(self.sources.cluster()) if self.sources.cluster else None,
@@ -115,12 +116,12 @@ def _with_last_used(rows: list[Json], last_used: Mapping[str, float]) -> list[Js
 
 
 def _steady(row: Json) -> Json:
-    left, idle = row["unload_in_seconds"], row["idle_seconds"]
+    left, idle = row["sleep_in_seconds"], row["idle_seconds"]
     return {
-        "unload_at": None if left is None else round(time.time() + left),
+        "sleep_at": None if left is None else round(time.time() + left),
         "idle_seconds": None,
         "idle_since": None if idle is None else round(time.time() - idle),
-        "unload_in_seconds": None,
+        "sleep_in_seconds": None,
     }
 
 

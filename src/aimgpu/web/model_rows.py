@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aimgpu.control.observation import Observation
-from aimgpu.control.sleep.eviction_policy import Resident
+from aimgpu.control.plan.eviction import Resident
 from aimgpu.domain import (
     Auto,
     Deployment,
@@ -69,6 +69,8 @@ class ModelRows:
         return {
             "name": wanted.name,
             "model": wanted.model,
+            "aliases": list(wanted.aliases),
+            "default": wanted.default,
             "engine": instances[0].engine if instances else wanted.engine,
             "precision": footprint.precision if footprint else wanted.precision,
             "context": service.context_tokens if service else footprint.context_tokens if footprint else wanted.context_tokens,
@@ -135,7 +137,7 @@ class ModelRows:
             left = max(0.0, resident.keep_seconds - resident.idle_seconds)
         return {
             "idle_seconds": resident.idle_seconds if resident else None,
-            "unload_in_seconds": left,
+            "sleep_in_seconds": left,
             "wake_seconds": resident.wake_seconds if resident else None,
         }
 

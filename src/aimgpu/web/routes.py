@@ -9,13 +9,15 @@ GET  /api/v1/requests/NUMBER/prompt  what it asked, where prompts are kept; for 
 GET  /api/v1/models/NAME           the drawer: sizing, explanation, stack fields
 GET  /api/v1/stack                 the stack file for what is deployed
 GET  /api/v1/catalogue             models and engines to choose from
+GET  /api/v1/models/search?q=      models with this in their name: size, on disk, runs here or why not
+GET  /link/CODE                    opens the page in this browser for changes, once; see `authority`
+POST /api/v1/links                 makes such a link
 POST /api/v1/size                  what a model would need and where it would go
 POST /api/v1/what-if               what a change would do
 POST /api/v1/models/NAME/sleep     and /wake
 PATCH /api/v1/models/NAME          priority, pinned, keep_seconds: without a restart
 """
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import asdict
@@ -23,21 +25,22 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
 from aimgpu.control.stack.stack_text import write_fields, write_stack
 from aimgpu.domain import Priority
 from aimgpu.domain.codec import encode
-from aimgpu.errors import AimGpuError, InvalidInput, UnknownDeployment
+from aimgpu.errors import AimGpuError, InvalidInput, MethodNotAllowed, UnknownDeployment
 from aimgpu.placement import decision_to_json
 from aimgpu.placement.explain import explain
 from aimgpu.placement.preemption.planner import ask_again
+from aimgpu.pools import SmallPool
 from aimgpu.sizing.surplus import spend_surplus
 from aimgpu.units import parse_duration_ms
 from aimgpu.web.assets import SAFETY_HEADERS, Asset, find_asset
-from aimgpu.web.authority import Authority
-from aimgpu.web.deploy_check import check_deployment, describe_footprint, read_deployment
+from aimgpu.web.authority import LINK_SECONDS, Authority, header_of
+from aimgpu.web.deploy_check import check_deployment, describe_footprint, find_models, read_deployment, refuse_path
+from aimgpu.web.doors import Door, GuardedRoute
 from aimgpu.web.error_answers import answer_error, make_error_handlers
 from aimgpu.web.live import Broadcaster
 from aimgpu.web.request_body import read_json, refuse_unknown
@@ -48,8 +51,27 @@ _LARGEST_BODY = 1 << 20
 _LONGEST_TIMELINE = 3600.0
 _OWN = ("/api/v1/session", "/api/v1/state", "/api/v1/events", "/api/v1/timeline", "/api/v1/stack", "/api/v1/catalogue")
 _AS_IF_NEW = "Judged as if it were placed again now, beside everything else that runs."
-_OWN_POSTS = ("/api/v1/size", "/api/v1/what-if")
-_MODELS, _REQUESTS = "/api/v1/models/", "/api/v1/requests/"
+_OWN_POSTS = ("/api/v1/size", "/api/v1/what-if", "/api/v1/links")
+_LINK, _MODELS, _REQUESTS = "/link/", "/api/v1/models/", "/api/v1/requests/"
+
+ROUTES = (  # the first that fits counts
+    ("GET", "/link/{code}", "link", Door.PAGE),
+    ("POST", "/api/v1/links", "make_link", Door.CHANGE),
+    ("GET", "/api/v1/session", "session", Door.OPEN),
+    ("GET", "/api/v1/state", "state", Door.LOOK),
+    ("GET", "/api/v1/events", "events", Door.LOOK),
+    ("GET", "/api/v1/timeline", "timeline", Door.LOOK),
+    ("GET", "/api/v1/stack", "stack", Door.LOOK),
+    ("GET", "/api/v1/catalogue", "catalogue", Door.LOOK),
+    ("POST", "/api/v1/size", "size", Door.JUDGE),
+    ("POST", "/api/v1/what-if", "what_if", Door.JUDGE),
+    ("GET", "/api/v1/requests/{number:int}/prompt", "prompt", Door.CHANGE),
+    ("GET", "/api/v1/models/search", "search", Door.JUDGE),
+    ("GET", "/api/v1/models/{name:path}", "model", Door.LOOK),
+    ("PATCH", "/api/v1/models/{name}", "change", Door.CHANGE),
+    ("POST", "/api/v1/models/{name}/sleep", "sleep", Door.CHANGE),
+    ("POST", "/api/v1/models/{name}/wake", "wake", Door.CHANGE),
+)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -64,29 +86,30 @@ class PageApplication:
         self._live = live
         self._authority = authority
         self._control_api = control_api
-        self._own = _make_own(_Routes(live, actions, authority))
+        self._own = _make_own(_Routes(live, actions, authority), authority)
 
     async def close(self) -> None:
         """End every open stream."""
         await self._live.close()
 
     @staticmethod
-    def is_asset(path: str) -> bool:
-        return find_asset(path) is not None
+    def is_page(path: str) -> bool:
+        """Whether it is a file of the page, or a link that opens it."""
+        return find_asset(path) is not None or path.startswith(_LINK)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         asset = find_asset(path)
         if asset is not None:
             await _answer_asset(asset, scope)(scope, receive, send)
-        elif path in _OWN or path in _OWN_POSTS or path.startswith((_MODELS, _REQUESTS)):
+        elif path in _OWN or path in _OWN_POSTS or path.startswith((_LINK, _MODELS, _REQUESTS)):
             await self._own(scope, receive, send)
         else:
             await self._pass_on(scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The control API knows one credential; a request that the page made and may make carries it from here on."""
-        if any(name == b"authorization" for name, _ in scope["headers"]):
+        if header_of(scope, b"authorization") is not None and not self._authority.is_open_page(scope):
             await self._control_api(scope, receive, send)
             return
         try:
@@ -95,26 +118,13 @@ class PageApplication:
             await answer_error(error, SAFETY_HEADERS)(scope, receive, send)
             return
         token = (b"authorization", f"Bearer {self._authority.token}".encode())
-        await self._control_api({**scope, "headers": [*scope["headers"], token]}, receive, send)
+        headers = [token, *((name, value) for name, value in scope["headers"] if name != b"authorization")]
+        await self._control_api({**scope, "headers": headers}, receive, send)
 
 
-def _make_own(routes: "_Routes") -> Starlette:
+def _make_own(routes: "_Routes", keeper: Authority) -> Starlette:
     return Starlette(
-        routes=[
-            Route("/api/v1/session", routes.session, methods=["GET"]),
-            Route("/api/v1/state", routes.state, methods=["GET"]),
-            Route("/api/v1/events", routes.events, methods=["GET"]),
-            Route("/api/v1/timeline", routes.timeline, methods=["GET"]),
-            Route("/api/v1/stack", routes.stack, methods=["GET"]),
-            Route("/api/v1/catalogue", routes.catalogue, methods=["GET"]),
-            Route("/api/v1/size", routes.size, methods=["POST"]),
-            Route("/api/v1/what-if", routes.what_if, methods=["POST"]),
-            Route("/api/v1/requests/{number:int}/prompt", routes.prompt, methods=["GET"]),
-            Route("/api/v1/models/{name:path}", routes.model, methods=["GET"]),
-            Route("/api/v1/models/{name}", routes.change, methods=["PATCH"]),
-            Route("/api/v1/models/{name}/sleep", routes.sleep, methods=["POST"]),
-            Route("/api/v1/models/{name}/wake", routes.wake, methods=["POST"]),
-        ],
+        routes=[GuardedRoute(path, getattr(routes, name), method, door, keeper) for method, path, name, door in ROUTES],
         exception_handlers=make_error_handlers(SAFETY_HEADERS),
     )
 
@@ -126,17 +136,28 @@ class _Routes:
         self._sources = live.state.sources
         self._actions = actions
         self._authority = authority
+        self._pool = SmallPool("page", at_once=4, waiting=64)
+        self._judging = SmallPool("size and what-if", at_once=2, waiting=8)
+        self._changing = SmallPool("changes", at_once=8, waiting=32)
+
+    async def link(self, request: Request) -> Response:
+        if request.method != "GET":  # a HEAD of what previews links must not use it up
+            raise MethodNotAllowed("A link is opened with GET.")
+        cookie = self._authority.open_link(request.scope, request.path_params["code"])
+        headers = {"cache-control": "no-store", "referrer-policy": "no-referrer", **SAFETY_HEADERS}
+        return RedirectResponse("/", status_code=303, headers=headers | ({"set-cookie": cookie} if cookie else {}))
+
+    async def make_link(self, _request: Request) -> Response:
+        return _json({"url": f"{self._sources.url}{self._authority.make_link()}", "seconds": int(LINK_SECONDS)})
 
     async def session(self, request: Request) -> Response:
         access = self._authority.access(request.scope)
         return _json({**asdict(access), "keys_required": self._authority.keys_required})
 
-    async def state(self, request: Request) -> Response:
-        self._authority.check_read(request.scope)
-        return _json(await asyncio.to_thread(self._state.read, self._sources.read_scores()))
+    async def state(self, _request: Request) -> Response:
+        return _json(await self._pool.run(self._state.read, self._sources.read_scores()))
 
-    async def events(self, request: Request) -> Response:
-        self._authority.check_read(request.scope)
+    async def events(self, _request: Request) -> Response:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", **SAFETY_HEADERS}
         return StreamingResponse(self._stream(), media_type="text/event-stream", headers=headers)
 
@@ -145,24 +166,28 @@ class _Routes:
             yield event
 
     async def timeline(self, request: Request) -> Response:
-        self._authority.check_read(request.scope)
         seconds = _number(request.query_params.get("seconds", "60"), "seconds", _LONGEST_TIMELINE)
-        return _json(await asyncio.to_thread(self._timeline, seconds))
+        return _json(await self._pool.run(self._timeline, seconds))
 
     def _timeline(self, seconds: float) -> Json:
         now = time.time()
         since = now - seconds
         seen = self._sources.look(max_age_seconds=1.0)
-        of_instance = {one.id: one for one in seen.instances}
+        gpus = {one.id: [grant.device_id for grant in one.grants] for one in seen.instances}
         activity = self._state.activity
+        served = {entry.record.instance_id: entry.record.model for entry in activity.requests()}
+        served |= {one.id: one.deployment for one in seen.instances}
         turns = [
-            {"instance": turn.instance_id, "began": max(turn.began, since), "ended": turn.ended}
+            {
+                "instance": turn.instance_id,
+                "began": max(turn.began, since),
+                "ended": turn.ended,
+                "model": served[turn.instance_id],
+                "gpus": gpus.get(turn.instance_id, []),
+            }
             for turn in activity.turns(since)
+            if turn.instance_id in served
         ]
-        for turn in turns:
-            instance = of_instance.get(str(turn["instance"]))
-            turn["model"] = instance.deployment if instance else str(turn["instance"]).rpartition("-")[0]
-            turn["gpus"] = [grant.device_id for grant in instance.grants] if instance else []
         waits = [
             {
                 "number": entry.number,
@@ -179,38 +204,40 @@ class _Routes:
         return {"now": now, "since": since, "turns": turns, "waits": waits, "gate": gate}
 
     async def prompt(self, request: Request) -> Response:
-        self._authority.check_write(request.scope)  # what callers wrote is for the daemon's user alone
         return _json({"prompt": self._state.activity.prompt(request.path_params["number"])})
 
-    async def stack(self, request: Request) -> Response:
-        self._authority.check_read(request.scope)
-        seen = await asyncio.to_thread(self._sources.look, max_age_seconds=1.0)
+    async def stack(self, _request: Request) -> Response:
+        seen = await self._pool.run(self._sources.look, max_age_seconds=1.0)
         headers = {"content-disposition": 'inline; filename="stack.yaml"', **SAFETY_HEADERS}
         devices = () if self._sources.cluster else seen.devices  # those of a cluster are nothing that a stack file asks for
         return Response(write_stack(seen.deployments, devices), media_type="application/yaml", headers=headers)
 
-    async def catalogue(self, request: Request) -> Response:
-        self._authority.check_read(request.scope)
-        models, engines = await asyncio.gather(
-            asyncio.to_thread(self._sources.catalogue), asyncio.to_thread(self._sources.engines)
-        )
-        return _json({"models": list(models), "engines": list(engines)})
+    async def catalogue(self, _request: Request) -> Response:
+        sources = self._sources
+        return _json(await self._pool.run(lambda: {"models": list(sources.catalogue()), "engines": list(sources.engines())}))
+
+    async def search(self, request: Request) -> Response:
+        """Without `q`: the model that is called "search"."""
+        text = request.query_params.get("q")
+        if text is None:
+            return _json(await self._pool.run(self._model, "search"))
+        return _json({"models": await self._judging.run(find_models, self._sources, text)})
 
     async def size(self, request: Request) -> Response:
-        self._authority.check_read(request.scope)
         body = await read_json(request, most_bytes=_LARGEST_BODY)
         refuse_unknown(body, ("name", "fields"))
         deployment = read_deployment(body.get("name"), body.get("fields"))
-        return _json(await asyncio.to_thread(check_deployment, self._sources, deployment))
+        if not self._authority.may_change(request.scope):
+            refuse_path(deployment)
+        return _json(await self._judging.run(check_deployment, self._sources, deployment))
 
     async def what_if(self, request: Request) -> Response:
-        self._authority.check_read(request.scope)
         given = Supposition.read(await read_json(request, most_bytes=_LARGEST_BODY))
-        return _json(await asyncio.to_thread(suppose, self._sources, given))
+        check = (lambda _: None) if self._authority.may_change(request.scope) else refuse_path
+        return _json(await self._judging.run(suppose, self._sources, given, check))
 
     async def model(self, request: Request) -> Response:
-        self._authority.check_read(request.scope)
-        return _json(await asyncio.to_thread(self._model, request.path_params["name"]))
+        return _json(await self._pool.run(self._model, request.path_params["name"]))
 
     def _model(self, name: str) -> Json:
         seen = self._sources.look(max_age_seconds=1.0)
@@ -225,7 +252,7 @@ class _Routes:
         return {
             "name": name,
             "stack": write_stack([deployment]),
-            "fields": write_fields(deployment),
+            "fields": write_fields(deployment, masked=True),
             "footprint": describe_footprint(footprint) if footprint else None,
             "explanations": list(explained),
         }
@@ -248,19 +275,16 @@ class _Routes:
         return explained
 
     async def sleep(self, request: Request) -> Response:
-        self._authority.check_write(request.scope)
-        done = await asyncio.to_thread(self._actions.sleep, request.path_params["name"])
+        done = await self._changing.run(self._actions.sleep, request.path_params["name"])
         return _json({"done": done})
 
     async def wake(self, request: Request) -> Response:
-        self._authority.check_write(request.scope)
-        done = await asyncio.to_thread(self._actions.wake, request.path_params["name"])
+        done = await self._changing.run(self._actions.wake, request.path_params["name"])
         return _json({"done": done})
 
     async def change(self, request: Request) -> Response:
-        self._authority.check_write(request.scope)
         change = read_change(await read_json(request, most_bytes=_LARGEST_BODY))
-        changed = await asyncio.to_thread(self._actions.change, request.path_params["name"], change)
+        changed = await self._changing.run(self._actions.change, request.path_params["name"], change)
         return _json({"name": changed.name, "priority": changed.ask.priority.value, "keep_seconds": changed.keep_seconds})
 
 

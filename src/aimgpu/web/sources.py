@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aimgpu.control.observation import Observation
-from aimgpu.control.planning.prepared import Prepared
-from aimgpu.control.sleep.eviction_policy import Resident
+from aimgpu.control.plan.eviction import Resident
+from aimgpu.control.plan.prepared import Prepared
+from aimgpu.control.sizing_inputs.model_names import ModelCandidate
 from aimgpu.domain import Deployment, Priority
 from aimgpu.placement import Snapshot
 
@@ -16,6 +17,14 @@ Scores = Mapping[str, Any]  # the gateway's models, promises, queue bounds and p
 
 class LookAtMachine(Protocol):
     def __call__(self, *, max_age_seconds: float = 0.0, layouts_age_seconds: float = 0.0) -> Observation: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundModel:
+    """A model that can be deployed, in the form that an engine here reads."""
+
+    candidate: ModelCandidate
+    on_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +40,7 @@ class Sources:
     take_snapshot: Callable[[], Snapshot]
     size: Callable[[Deployment], Prepared]  # without fetching anything; raises AimGpuError
     catalogue: Callable[[], Sequence[Json]]  # models that can be deployed by name
+    search: Callable[[str], Sequence[FoundModel]]  # models with this in their name, best first
     engines: Callable[[], Sequence[Json]]  # name, available, reason
     cluster: "Callable[[], ClusterFacts] | None" = None  # None: the page of one machine
     explain: Callable[[str], Sequence[Json]] | None = None  # why a model is where it is; None: from the snapshot

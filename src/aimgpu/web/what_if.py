@@ -1,13 +1,13 @@
 """What would happen if models were added or removed or a layout changed: decided on a snapshot, nothing is done."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from aimgpu.control.planning.layout_names import find_layout
-from aimgpu.control.planning.prepared import ask_for
-from aimgpu.domain import Ask, Device, Layout
+from aimgpu.control.plan.prepared import ask_for
+from aimgpu.domain import Ask, Deployment, Device, Layout
 from aimgpu.domain.codec import encode
+from aimgpu.domain.layouts import find_layout
 from aimgpu.errors import InvalidInput, UnknownDeployment, UnknownDevice
 from aimgpu.placement import DeviceState, MoveKind, Snapshot, apply_plan, decision_to_json
 from aimgpu.placement.preemption.eviction_sets import Limits
@@ -47,11 +47,12 @@ class Supposition:
         return cls(add=add, remove=remove, layouts=dict(layouts), may_move=may_move, may_stop=may_stop)
 
 
-def suppose(sources: Sources, given: Supposition) -> Json:
+def suppose(sources: Sources, given: Supposition, check: Callable[[Deployment], None] = lambda _: None) -> Json:
+    """`check` refuses an added model that this caller may not have read."""
     before = sources.take_snapshot()
     changed = _without(before, given.remove)
     changed, displaced = _with_layouts(changed, given.layouts or {})
-    asks = [*displaced, *_asks(sources, given.add)]
+    asks = [*displaced, *_asks(sources, given.add, check)]
     # A plan that undoes the layouts that were supposed would answer another question.
     limits = Limits(may_move=given.may_move, may_stop=given.may_stop, may_change_layouts=not given.layouts)
     batch = plan_all(changed, asks, limits)
@@ -61,7 +62,7 @@ def suppose(sources: Sources, given: Supposition) -> Json:
         "fits": not batch.refusals,
         "because": batch.plan.because,
         "steps": [
-            *(f"unload {name}" for name in given.remove),
+            *(f"stop {name}" for name in given.remove),
             *_held_by_others(before, given.layouts or {}),
             *layouts,
             *(f"restart {ask.name}, which the new layout stops" for ask in displaced),
@@ -162,9 +163,11 @@ def _relaid(state: DeviceState, layout: Layout | None) -> DeviceState:
     return replace(state, device=device, foreign_bytes={UNKNOWN_PARTITION: others} if others else {})
 
 
-def _asks(sources: Sources, added: Sequence[Mapping[str, Any]]) -> list[Ask]:
+def _asks(sources: Sources, added: Sequence[Mapping[str, Any]], check: Callable[[Deployment], None]) -> list[Ask]:
     found = []
     for one in added:
-        prepared = sources.size(read_deployment(one.get("name"), one.get("fields")))
+        deployment = read_deployment(one.get("name"), one.get("fields"))
+        check(deployment)
+        prepared = sources.size(deployment)
         found += [ask_for(prepared, replica) for replica in range(prepared.deployment.replicas)]
     return found

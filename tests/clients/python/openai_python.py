@@ -314,7 +314,7 @@ def transcription_refused_by_a_chat_model() -> None:
 
 @call
 def paths_that_are_not_offered() -> None:
-    refused(404, client.images.generate, model=MODEL, prompt="a cat")
+    assert "/v1/images/generations" in refused(400, client.images.generate, model=MODEL, prompt="a cat").message
     refused(404, client.moderations.create, model=MODEL, input="text")
     refused(404, client.files.list)
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.downloads import DownloadFailed, find_failure, one_line
+
 from aimgpu.hardware.amd.command import CommandResult, run_command
 
 _DEBIAN = "http://deb.debian.org/debian"
@@ -101,7 +103,7 @@ def why_not() -> str | None:
 
 
 def unpack(tools: ToolSet) -> Path:
-    """The root directory of a tool set: from the cache, else from the archive. Raises CalledProcessError where that fails."""
+    """The root directory of a tool set: from the cache, else from the archive. Raises DownloadFailed where that fails."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aimgpu" / "amd-tools" / tools.name
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
@@ -131,7 +133,9 @@ def _fetch(tools: ToolSet, place: Path, root: Path, keys: Path | None) -> Path:
     release = ["-t", tools.release] if tools.release else []
     wanted = [*release, "install", *tools.packages, *tools.extras]
     for argv in (["apt-get", "-q", "update"], ["apt-get", "-q", "-y", "--download-only", *wanted]):
-        subprocess.run(argv, env=environment, check=True, capture_output=True, timeout=_APT_SECONDS)
+        done = subprocess.run(argv, env=environment, check=False, capture_output=True, text=True, timeout=_APT_SECONDS)
+        if done.returncode:
+            raise find_failure(done.stderr) or DownloadFailed(", ".join(tools.packages), one_line(done.stderr))
     shutil.rmtree(root, ignore_errors=True)
     _make_root(root)
     archives = sorted((place / "cache/archives").glob("*.deb"))

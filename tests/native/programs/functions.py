@@ -144,6 +144,19 @@ def imported(p: str, ipc: str) -> Case:
     return case
 
 
+def exported(p: str, function: str) -> Case:
+    """What was shared lives on without its handle: an importer may have it."""
+
+    def case(lib: ctypes.CDLL) -> Iterator[str]:
+        handle = ctypes.c_uint64()
+        check(lib[f"{p}MemCreate"](ctypes.byref(handle), size(SIZE), ON_DEVICE, ctypes.c_uint64(0)))
+        check(lib[function](ctypes.byref(ctypes.c_uint64()), handle, 1, ctypes.c_uint64(0)))
+        check(lib[f"{p}MemRelease"](handle))
+        yield "held"
+
+    return case
+
+
 def sparse(p: str, function: str) -> Case:
     """Mapped into a sparse array: charged until the context or device is reset, since its unmapping names no handle."""
 
@@ -181,7 +194,7 @@ def graph_memory(p: str, add: str, instantiate: str, launch: str) -> Case:
         graph, node, executable = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         check(lib[f"{p}GraphCreate"](ctypes.byref(graph), 0))
         parameters = ctypes.byref(node_parameters() if add.endswith("MemAllocNode") else any_node())
-        extra = (NONE,) if add.endswith("_v2") else ()
+        extra = (NONE,) if add.endswith(("_v2", "_v3")) else ()
         check(lib[add](ctypes.byref(node), graph, NONE, *extra, size(0), parameters))
         yield "charged"
         tail = (NONE, NONE, size(0)) if instantiate.endswith(("Instantiate", "Instantiate_v2")) else (NONE,)
@@ -233,6 +246,16 @@ def work(function: str, *arguments: object) -> Case:
     def case(lib: ctypes.CDLL) -> Iterator[str]:
         check(lib[function](*arguments))
         yield "launched"
+
+    return case
+
+
+def unloads(launch: Case, function: str) -> Case:
+    """The driver is called too, and launches go on."""
+
+    def case(lib: ctypes.CDLL) -> Iterator[str]:
+        check(lib[function](NONE))
+        yield from launch(lib)
 
     return case
 
@@ -399,12 +422,14 @@ CUDA: dict[str, Case] = {
     "cuMipmappedArrayDestroy": plain("cuMipmappedArrayCreate", "cuMipmappedArrayDestroy", DEEP, 2),
     "cuMemCreate": virtual("cu"),
     "cuMemMap": imported("cu", "cuIpcOpenMemHandle_v2"),
+    "cuMemExportToShareableHandle": exported("cu", "cuMemExportToShareableHandle"),
     "cuMemUnmap": virtual("cu"),
     "cuMemRelease": virtual("cu"),
     "cuMemRetainAllocationHandle": virtual("cu"),
     "cuGraphAddMemAllocNode": graph_memory("cu", "cuGraphAddMemAllocNode", "cuGraphInstantiate", "cuGraphLaunch"),
     "cuGraphAddNode": graph_memory("cu", "cuGraphAddNode", "cuGraphInstantiate_v2", "cuGraphLaunch_ptsz"),
     "cuGraphAddNode_v2": graph_memory("cu", "cuGraphAddNode_v2", "cuGraphInstantiateWithFlags", "cuGraphLaunch"),
+    "cuGraphAddNode_v3": graph_memory("cu", "cuGraphAddNode_v3", "cuGraphInstantiateWithFlags", "cuGraphLaunch"),
     "cuGraphInstantiate": graph_memory("cu", "cuGraphAddNode", "cuGraphInstantiate", "cuGraphLaunch"),
     "cuGraphInstantiate_v2": graph_memory("cu", "cuGraphAddNode", "cuGraphInstantiate_v2", "cuGraphLaunch"),
     "cuGraphInstantiateWithFlags": graph_memory("cu", "cuGraphAddNode", "cuGraphInstantiateWithFlags", "cuGraphLaunch"),
@@ -412,6 +437,8 @@ CUDA: dict[str, Case] = {
     "cuGraphInstantiateWithParams_ptsz": graph_memory(
         "cu", "cuGraphAddNode", "cuGraphInstantiateWithParams_ptsz", "cuGraphLaunch"
     ),
+    "cuModuleUnload": unloads(KERNEL, "cuModuleUnload"),
+    "cuLibraryUnload": unloads(KERNEL, "cuLibraryUnload"),
     "cuGraphDestroy": captured("cu", "cuStreamBeginCapture_v2", "cuMemAllocAsync"),
     "cuGraphExecDestroy": graph_memory("cu", "cuGraphAddNode", "cuGraphInstantiateWithFlags", "cuGraphLaunch"),
     "cuDeviceGraphMemTrim": graph_memory("cu", "cuGraphAddNode", "cuGraphInstantiateWithFlags", "cuGraphLaunch"),
@@ -483,6 +510,10 @@ CUDA: dict[str, Case] = {
         name: stream_case("cu", "cuStreamCreate", name, NONE, NONE, NONE, size(0), 0, end="cuStreamEndCapture")
         for name in ("cuStreamBeginCaptureToGraph", "cuStreamBeginCaptureToGraph_ptsz")
     },
+    "cuStreamEndCapture": stream_case("cu", "cuStreamCreate", "cuStreamBeginCapture", end="cuStreamEndCapture"),
+    "cuStreamEndCapture_ptsz": stream_case(
+        "cu", "cuStreamCreate", "cuStreamBeginCapture_ptsz", 0, end="cuStreamEndCapture_ptsz"
+    ),
     "cuStreamWaitEvent": waiting_stream(KERNEL, "cu", "cuStreamCreate", "cuStreamWaitEvent"),
     "cuStreamWaitEvent_ptsz": waiting_stream(KERNEL, "cu", "cuStreamCreate", "cuStreamWaitEvent_ptsz"),
     "cuCtxSynchronize": waits(KERNEL, "cuCtxSynchronize"),
@@ -534,6 +565,7 @@ HIP: dict[str, Case] = {
     "hipMipmappedArrayDestroy": plain("hipMipmappedArrayCreate", "hipMipmappedArrayDestroy", DEEP, 1),
     "hipMemCreate": virtual("hip"),
     "hipMemMap": imported("hip", "hipIpcOpenMemHandle"),
+    "hipMemExportToShareableHandle": exported("hip", "hipMemExportToShareableHandle"),
     "hipMemUnmap": virtual("hip"),
     "hipMemRelease": virtual("hip"),
     "hipMemRetainAllocationHandle": virtual("hip"),
@@ -542,6 +574,8 @@ HIP: dict[str, Case] = {
     "hipGraphInstantiate": graph_memory("hip", "hipGraphAddNode", "hipGraphInstantiate", "hipGraphLaunch"),
     "hipGraphInstantiateWithFlags": graph_memory("hip", "hipGraphAddNode", "hipGraphInstantiateWithFlags", "hipGraphLaunch"),
     "hipGraphInstantiateWithParams": graph_memory("hip", "hipGraphAddNode", "hipGraphInstantiateWithParams", "hipGraphLaunch"),
+    "hipModuleUnload": unloads(HIP_KERNEL, "hipModuleUnload"),
+    "hipLibraryUnload": unloads(HIP_KERNEL, "hipLibraryUnload"),
     "hipGraphDestroy": captured("hip", "hipStreamBeginCapture", "hipMallocAsync"),
     "hipGraphExecDestroy": graph_memory("hip", "hipGraphAddNode", "hipGraphInstantiate", "hipGraphLaunch"),
     "hipDeviceGraphMemTrim": graph_memory("hip", "hipGraphAddNode", "hipGraphInstantiate", "hipGraphLaunch"),
@@ -609,6 +643,12 @@ HIP: dict[str, Case] = {
         0,
         end="hipStreamEndCapture",
     ),
+    **{
+        f"hipStreamEndCapture{form}": stream_case(
+            "hip", "hipStreamCreateWithFlags", f"hipStreamBeginCapture{form}", 0, end=f"hipStreamEndCapture{form}"
+        )
+        for form in ("", "_spt")
+    },
     "hipStreamWaitEvent": waiting_stream(HIP_KERNEL, "hip", "hipStreamCreateWithFlags", "hipStreamWaitEvent"),
     "hipStreamWaitEvent_spt": waiting_stream(HIP_KERNEL, "hip", "hipStreamCreateWithFlags", "hipStreamWaitEvent_spt"),
     "hipCtxSynchronize": waits(HIP_KERNEL, "hipCtxSynchronize"),

@@ -205,14 +205,28 @@ def free_on(number: int, pointer: int = -1) -> int:
     return int(LIB.cuMemFreeAsync(POINTERS.pop(pointer), STREAMS[number]))
 
 
-def pool(kind: int = 1, device: int = 0) -> int:
+def pool(place: int = 1, device: int = 0, kind: int = 1) -> int:
     POOLS.append(ctypes.c_void_p())
-    where = (ctypes.c_int * 32)(1, 0, kind, device)
+    where = (ctypes.c_int * 32)(kind, 0, place, device)
     return int(LIB.cuMemPoolCreate(ctypes.byref(POOLS[-1]), ctypes.byref(where)))
 
 
 def allocate_from(mib: int, number: int = -1) -> int:
     return keep(LIB.cuMemAllocFromPoolAsync, ctypes.c_size_t(mib << 20), POOLS[number], NONE)
+
+
+def create(mib: int) -> int:
+    HANDLES.append(ctypes.c_uint64())
+    where = (ctypes.c_int * 32)(1, 0, 1, 0)
+    return int(LIB.cuMemCreate(ctypes.byref(HANDLES[-1]), ctypes.c_size_t(mib << 20), where, ctypes.c_uint64(0)))
+
+
+def export() -> int:
+    return int(LIB.cuMemExportToShareableHandle(ctypes.byref(ctypes.c_uint64()), HANDLES[-1], 1, ctypes.c_uint64(0)))
+
+
+def release() -> int:
+    return int(LIB.cuMemRelease(HANDLES.pop()))
 
 
 def destroy_pool(number: int = -1) -> int:
@@ -225,6 +239,10 @@ def destroy_graph(number: int = -1) -> int:
 
 def limit(which: int, kib: int) -> int:
     return int(LIB.cuCtxSetLimit(which, ctypes.c_size_t(kib << 10)))
+
+
+def limit_count(which: int, count: int) -> int:
+    return int(LIB.cuCtxSetLimit(which, ctypes.c_size_t(count)))
 
 
 def green(device: int = 0) -> int:
@@ -274,6 +292,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
         *(streams, contexts, destroy_primary, poll_event),
         *(context, enter, primary, destroy_context, copy, clear, allocate, allocate_on, free, free_on, pool, allocate_from),
         *(destroy_pool, destroy_graph, limit, green, total, fork_while_allocating, allocate_small, rest),
+        *(create, export, release, limit_count),
     )
 }
 

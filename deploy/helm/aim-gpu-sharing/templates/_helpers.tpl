@@ -1,9 +1,15 @@
 {{- define "aim.image" -}}
+{{- $_ := required "image.repository is not set: no image is published. Build one (docker build --file deploy/docker/Dockerfile .), push it where the nodes can pull it, and set image.repository to its name" .Values.image.repository -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
 {{- else -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
+{{- end -}}
+
+{{- /* resource.k8s.io/v1, which the DRA driver writes. Not asked of the server: `helm template` has none to ask. */}}
+{{- define "aim.hasClaims" -}}
+{{- if semverCompare ">=1.34.0-0" .Capabilities.KubeVersion.Version }}true{{ end -}}
 {{- end -}}
 
 {{- define "aim.labels" -}}
@@ -13,6 +19,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "aim.monitoringLabels" -}}
@@ -45,13 +54,23 @@ metadata:
   name: {{ $name }}
   namespace: {{ .root.Release.Namespace }}
   labels: {{- include "aim.labels" .root | nindent 4 }}
+  {{- with (index .root.Values .component).serviceAccount.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- $everywhere := .root.Files.Get (printf "files/cluster-rules-%s.yaml" .component) }}
+{{- $namespaced := .root.Files.Get (printf "files/namespaced-rules-%s.yaml" .component) }}
+{{- $places := (index .root.Values .component).watchNamespaces | default list }}
+{{- if not $places }}
+{{- $everywhere = print $everywhere $namespaced }}
+{{- end }}
+{{- if $everywhere }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
   name: {{ $name }}
   labels: {{- include "aim.labels" .root | nindent 4 }}
-rules: {{- .root.Files.Get (printf "files/cluster-rules-%s.yaml" .component) | nindent 2 }}
+rules: {{- $everywhere | nindent 2 }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -61,6 +80,27 @@ metadata:
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ $name }}}
 subjects:
   - {kind: ServiceAccount, name: {{ $name }}, namespace: {{ .root.Release.Namespace }}}
+{{- end }}
+{{- range $place := $places }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {{ $name }}-watched
+  namespace: {{ $place }}
+  labels: {{- include "aim.labels" $.root | nindent 4 }}
+rules: {{- $namespaced | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ $name }}-watched
+  namespace: {{ $place }}
+  labels: {{- include "aim.labels" $.root | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ $name }}-watched}
+subjects:
+  - {kind: ServiceAccount, name: {{ $name }}, namespace: {{ $.root.Release.Namespace }}}
+{{- end }}
 {{- $rules := .root.Files.Get (printf "files/rules-%s.yaml" .component) }}
 {{- if $rules }}
 ---
@@ -84,5 +124,98 @@ metadata:
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ $name }}}
 subjects:
   - {kind: ServiceAccount, name: {{ $name }}, namespace: {{ .root.Release.Namespace }}}
+{{- end }}
+{{- end -}}
+
+{{- /* `over` into `base`: maps are merged key by key, lists are appended, everything else replaces what was there. */}}
+{{- define "aim.merge" -}}
+{{- $merged := deepCopy .base -}}
+{{- range $key, $value := .over -}}
+{{- $had := get $merged $key -}}
+{{- if and (kindIs "map" $had) (kindIs "map" $value) -}}
+{{- $_ := set $merged $key (include "aim.merge" (dict "base" $had "over" $value) | fromYaml) -}}
+{{- else if and (kindIs "slice" $had) (kindIs "slice" $value) -}}
+{{- $_ := set $merged $key (concat $had $value) -}}
+{{- else -}}
+{{- $_ := set $merged $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $merged -}}
+{{- end -}}
+
+{{- /* The Deployment or DaemonSet of a component, with what its values `pod` and `container` add. */}}
+{{- define "aim.workload" -}}
+{{- $values := index .root.Values .component -}}
+{{- $workload := include (printf "aim.%s" .component) .root | fromYaml -}}
+{{- with $workload.Error }}{{ fail . }}{{ end -}}
+{{- $template := $workload.spec.template -}}
+{{- $pod := deepCopy $values.pod -}}
+{{- $metadata := dict -}}
+{{- range $key := list "annotations" "labels" -}}
+{{- with get $pod $key }}{{ $_ := set $metadata $key . }}{{ end -}}
+{{- $_ := unset $pod $key -}}
+{{- end -}}
+{{- $container := include "aim.merge" (dict "base" (first $template.spec.containers) "over" $values.container) | fromYaml -}}
+{{- $_ := set $template.spec "containers" (list $container) -}}
+{{- $_ := set $template "spec" (include "aim.merge" (dict "base" $template.spec "over" $pod) | fromYaml) -}}
+{{- $_ := set $template "metadata" (include "aim.merge" (dict "base" $template.metadata "over" $metadata) | fromYaml) -}}
+{{- toYaml $workload -}}
+{{- end -}}
+
+{{- /* How callers outside the cluster reach the Service of a component: an Ingress, an HTTPRoute of the Gateway API, or neither. */}}
+{{- define "aim.entry" -}}
+{{- $name := printf "aim-gpu-sharing-%s" .component -}}
+{{- $root := .root -}}
+{{- $port := .port -}}
+{{- with (index .root.Values .component).ingress }}
+{{- $host := .host }}
+{{- if .enabled }}
+---
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{- include "aim.labels" $root | nindent 4 }}
+  {{- with .annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- with .className }}
+  ingressClassName: {{ . }}
+  {{- end }}
+  rules:
+    - host: {{ required "ingress.host: the name that callers use" .host | quote }}
+      http:
+        paths:
+          - path: /
+            pathType: Prefix
+            backend: {service: {name: {{ $name }}, port: {number: {{ $port }}}}}
+  {{- with .tlsSecret }}
+  tls:
+    - hosts: [{{ $host | quote }}]
+      secretName: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- with (index .root.Values .component).httpRoute }}
+{{- if .enabled }}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{- include "aim.labels" $root | nindent 4 }}
+spec:
+  parentRefs: {{- toYaml (required "httpRoute.parentRefs: the Gateways that take its traffic" .parentRefs) | nindent 4 }}
+  {{- with .hostnames }}
+  hostnames: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  rules:
+    - backendRefs:
+        - {name: {{ $name }}, port: {{ $port }}}
+      timeouts: {request: 0s}   # answers of models are streams
+{{- end }}
 {{- end }}
 {{- end -}}

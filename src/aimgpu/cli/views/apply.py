@@ -9,6 +9,7 @@ import click
 from aimgpu.cli.client import error_from_json
 from aimgpu.cli.output import print_table
 from aimgpu.cli.progress import ProgressDisplay
+from aimgpu.cli.views.gpu_names import Rename, names_in_status
 from aimgpu.cli.views.status import print_failure
 from aimgpu.errors import AimGpuError, PlacementRefused
 
@@ -24,6 +25,7 @@ class ApplyOutcome:
     refusals: list[Mapping[str, Any]] = field(default_factory=list)
     error: AimGpuError | None = None
     failed: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by instance, its last state event
+    rename: Rename = str  # of GPUs, for people
 
     @property
     def applied(self) -> list[str]:
@@ -32,9 +34,9 @@ class ApplyOutcome:
         return list(dict.fromkeys([*started, *self.unchanged]))
 
 
-def follow_apply(events: Iterable[Mapping[str, Any]], display: ProgressDisplay) -> ApplyOutcome:
-    """Read the stream to its end."""
-    outcome = ApplyOutcome()
+def follow_apply(events: Iterable[Mapping[str, Any]], display: ProgressDisplay, before: Mapping[str, Any]) -> ApplyOutcome:
+    """Read the stream to its end; `before`, the daemon's status, has the GPUs' names."""
+    outcome = ApplyOutcome(rename=names_in_status(before))
     for event in events:
         match event.get("event"):
             case "plan":
@@ -48,11 +50,11 @@ def follow_apply(events: Iterable[Mapping[str, Any]], display: ProgressDisplay) 
             case "progress":
                 display.update_bytes(str(event.get("what")), int(event.get("done_bytes") or 0), event.get("total_bytes"))
             case "step":
-                display.print_line(str(event.get("text")))
+                display.print_line(outcome.rename(str(event.get("text"))))
             case "state":
                 _show_state(outcome, event, display)
             case "error":
-                outcome.error = error_from_json(event.get("error") or event)
+                outcome.error = error_from_json(_renamed(event.get("error") or event, outcome.rename))
     return outcome
 
 
@@ -80,25 +82,28 @@ def print_plan(outcome: ApplyOutcome) -> None:
     if not outcome.steps:
         click.echo("Nothing to do." if outcome.queued else "Nothing to do: everything runs as it should.")
         return
-    rows = [(str(step.get("kind")), str(step.get("deployment")), str(step.get("text"))) for step in outcome.steps]
+    rows = [
+        (str(step.get("kind")), str(step.get("deployment")), outcome.rename(str(step.get("text")))) for step in outcome.steps
+    ]
     print_table(["STEP", "NAME", "WHAT"], rows)
     unchanged = [name for name in outcome.unchanged if name not in outcome.queued]
     if unchanged:
         click.echo(f"Unchanged: {', '.join(unchanged)}")
 
 
-def refusal_error(refusals: Iterable[Mapping[str, Any]]) -> PlacementRefused:
+def refusal_error(outcome: ApplyOutcome) -> PlacementRefused:
     """All refusals as one error: why, device by device, and what would make it fit."""
     lines, hints = [], []
-    for refusal in refusals:
+    for refusal in outcome.refusals:
         name, summary = str(refusal.get("ask") or refusal.get("deployment")), str(refusal.get("summary") or refusal.get("text"))
         lines.append(summary if summary.startswith(f"{name} ") else f"{name}: {summary}")
         reasons = [f"{reason.get('device')}: {reason.get('text')}" for reason in refusal.get("reasons", [])]
         lines += [f"  {reason}" for reason in reasons if not summary.endswith(f" on {reason}")]  # the only GPU's stands there
         hints += [str(way) for way in refusal.get("would_fit", [])]
     ways = "\n  ".join(dict.fromkeys(hints))
-    hint = f"What would fit:\n  {ways}" if ways else None
-    return PlacementRefused("the stack does not fit, nothing was started\n" + "\n".join(lines), hint=hint)
+    text = outcome.rename("\n".join(lines))
+    hint = f"What would fit:\n  {outcome.rename(ways)}" if ways else None
+    return PlacementRefused(f"the stack does not fit, nothing was started\n{text}", hint=hint)
 
 
 def _note_refusal(outcome: ApplyOutcome, event: Mapping[str, Any]) -> None:
@@ -110,11 +115,16 @@ def _note_refusal(outcome: ApplyOutcome, event: Mapping[str, Any]) -> None:
         outcome.refusals.append(event)
 
 
+def _renamed(body: Mapping[str, Any], rename: Rename) -> Mapping[str, Any]:
+    """What people read of it."""
+    return {**body, **{key: rename(str(body[key])) for key in ("message", "text", "hint", "reason") if body.get(key)}}
+
+
 def _show_state(outcome: ApplyOutcome, event: Mapping[str, Any], display: ProgressDisplay) -> None:
     name, state, percent = str(event.get("deployment")), str(event.get("state")), event.get("percent")
     instance = str(event.get("instance") or name)
     if state == "failed":
-        outcome.failed[instance] = event
+        outcome.failed[instance] = _renamed(event, outcome.rename)
     else:
         outcome.failed.pop(instance, None)
     stage = event.get("stage")

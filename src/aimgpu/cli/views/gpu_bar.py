@@ -15,7 +15,7 @@ def draw_gpu(gpu: Mapping[str, Any], *, colour: bool) -> Iterator[str]:
     """A line about the GPU, and its bar; without colour, segments are distinguished by `|`."""
     busy = "" if gpu["utilization_percent"] is None else f", busy {gpu['utilization_percent']}%"
     measured = "" if gpu["measured_bytes"] is None else f", {format_bytes(gpu['measured_bytes'], up=True)} measured"
-    title = f"GPU {gpu['index']}  {gpu['name']}  {gpu['layout']}{busy}"
+    title = f"gpu{gpu['index']}  {gpu['name']}  {gpu['layout']}{busy}"
     yield f"{title}: {format_bytes(gpu['granted_bytes'], up=True)} granted{measured}, {format_bytes(gpu['free_bytes'])} free"
     whole = sum(part["memory_bytes"] for part in gpu["partitions"]) or 1
     yield "  [" + "|".join(_draw_partition(part, whole, colour=colour) for part in gpu["partitions"]) + "]"

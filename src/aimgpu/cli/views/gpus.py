@@ -40,12 +40,19 @@ def describe_machine(machine: Machine) -> dict[str, Any]:
     }
 
 
+def name_product(gpu: Mapping[str, Any]) -> str:
+    """For a narrow column; one that is no card is named as what it is."""
+    note = " (software)" if gpu.get("software") else " (sim)" if gpu["simulated"] else ""
+    return f"{gpu['product']}{note}"
+
+
 def print_machine(machine: Mapping[str, Any]) -> None:
     """The same as a table."""
     gpus = machine["gpus"]
     if machine["simulated"]:
+        what = "SOFTWARE" if gpus[0]["software"] else "SIMULATED"
         click.secho(
-            f"SIMULATED GPU ({len(gpus)} x {gpus[0]['product']}): nothing here is on real hardware.", fg="yellow", bold=True
+            f"{what} GPU ({len(gpus)} x {gpus[0]['product']}): nothing here is on real hardware.", fg="yellow", bold=True
         )
     rows = [row for gpu in gpus for row in _rows(gpu)]
     if is_terminal() and table_width(COLUMNS, rows) > get_terminal_size().columns:
@@ -82,6 +89,7 @@ def _describe_gpu(state: DeviceState, machine: Machine) -> dict[str, Any]:
         "product": device.product,
         "market_name": device.market_name,
         "simulated": device.simulated,
+        "software": device.software,
         "layout": device.layout.name,
         "compute_mode": device.layout.compute_mode,
         "memory_mode": device.layout.memory_mode,
@@ -130,7 +138,11 @@ def _describe_partition(part: Partition, state: DeviceState, usage: DeviceUsage 
 
 def _rows(gpu: Mapping[str, Any]) -> list[list[str | Cell]]:
     busy = gpu["utilization_percent"]
-    first = [f"gpu{gpu['index']}", f"{gpu['product']} (sim)" if gpu["simulated"] else str(gpu["product"]), str(gpu["layout"])]
+    first = [
+        f"gpu{gpu['index']}",
+        name_product(gpu),
+        str(gpu["layout"]),
+    ]
     rows: list[list[str | Cell]] = []
     for number, part in enumerate(gpu["partitions"]):
         rows.append(

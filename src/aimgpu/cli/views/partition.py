@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from aimgpu.cli.output import Cell, Column, print_table
-from aimgpu.control.planning.layout_names import find_layout
+from aimgpu.cli.views.gpu_names import Rename
 from aimgpu.domain import Device, Layout, Vendor
+from aimgpu.domain.layouts import find_layout
 from aimgpu.errors import UnknownLayout
 from aimgpu.units import format_bytes
 
@@ -20,6 +21,7 @@ def describe_layouts(device: Device) -> dict[str, Any]:
         "index": device.index,
         "product": device.product,
         "simulated": device.simulated,
+        "software": device.software,
         "layout": device.layout.name,
         "layouts": [
             {
@@ -57,7 +59,11 @@ def print_layouts(gpus: Sequence[Mapping[str, Any]], *, every: bool) -> None:
     for gpu in gpus:
         shown = gpu["layouts"] if every else _distinct(gpu["layouts"])
         for number, layout in enumerate(shown):
-            name = f"{gpu['product']} (sim)" if gpu["simulated"] else str(gpu["product"])
+            name = (
+                f"{gpu['product']} ({'software' if gpu.get('software') else 'sim'})"
+                if gpu["simulated"]
+                else str(gpu["product"])
+            )
             note = Cell("now", "green") if layout["current"] else "driver reload" if layout["needs_reload"] else ""
             first = [f"gpu{gpu['index']}", name] if number == 0 else ["", ""]
             rows.append([*first, str(layout["name"]), str(layout["what"]), note])
@@ -71,17 +77,17 @@ def print_layouts(gpus: Sequence[Mapping[str, Any]], *, every: bool) -> None:
             click.echo(f"gpu{gpu['index']}: any set of these that fits can be asked for too, with or without @start: {kinds}.")
 
 
-def print_change(change: Mapping[str, Any]) -> None:
+def print_change(change: Mapping[str, Any], rename: Rename) -> None:
     """What a change would stop and bring back."""
     note = " (simulated)" if change["simulated"] else ""
     if change["before"] == change["after"]:
-        click.echo(f"Nothing to do: {change['device']}{note} is {change['after']}.")
+        click.echo(f"Nothing to do: {rename(change['device'])}{note} is {change['after']}.")
         return
-    click.echo(f"{change['device']}{note}: {change['before']} -> {change['after']}")
+    click.echo(f"{rename(change['device'])}{note}: {change['before']} -> {change['after']}")
     for word, key in (("Removes", "partitions_before"), ("Creates", "partitions_after")):
         if change[key] is not None:
             click.echo(f"{word}: {change[key]['what']}.")
-    others = [device for device in change["devices"] if device != change["device"]]
+    others = [rename(device) for device in change["devices"] if device != change["device"]]
     if others:
         click.echo(f"The memory mode goes to the whole hive, so these change too: {', '.join(others)}.")
     if change["needs_reload"]:
@@ -90,7 +96,7 @@ def print_change(change: Mapping[str, Any]) -> None:
     if change["stops"]:
         click.echo(f"Starts again afterwards: {', '.join(change['returns']) or 'nothing'}.")
     for lost in change["does_not_fit"]:
-        click.secho(f"Stays stopped: {lost['why']}", fg="yellow")
+        click.secho(f"Stays stopped: {rename(lost['why'])}", fg="yellow")
     for process in change["in_the_way"]:
         name = f" ({process['name']})" if process["name"] else ""
         why = f"of {process['instance']}, whose daemon is gone" if process["instance"] else "and not ours to stop"

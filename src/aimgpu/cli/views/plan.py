@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from aimgpu.cli.output import Cell, Column, is_terminal, print_table, table_width
+from aimgpu.cli.views.gpu_names import Rename, names_in_snapshot
 from aimgpu.cli.what_if import SizedAsk, World
 from aimgpu.domain import GrantedCompute, Placement, Refusal, Slot, granted_to
 from aimgpu.domain.codec import encode
@@ -102,7 +103,7 @@ def print_notes(sized: Iterable[SizedAsk], world: World) -> None:
 def print_plan(plan: MovePlan, snapshot: Snapshot) -> None:
     """What is done first, and where each model goes."""
     changes = [step.text for step in plan.steps if step.kind is not MoveKind.PLACE]
-    print_changes(changes)
+    print_changes(changes, snapshot)
     if not changes and not plan.placements:
         click.echo("Nothing to do.")
     rows = plan_rows(plan, snapshot)
@@ -143,20 +144,22 @@ def services_of(plan: MovePlan, sized: Iterable[SizedAsk]) -> dict[str, Service]
     }
 
 
-def print_changes(texts: Sequence[str]) -> None:
+def print_changes(texts: Sequence[str], snapshot: Snapshot) -> None:
     """What is done first."""
     if texts:
         click.echo("First:")
+    rename = names_in_snapshot(snapshot)
     for number, text in enumerate(texts, start=1):
-        click.echo(f"  {number}. {text}")
+        click.echo(f"  {number}. {rename(text)}")
 
 
 def plan_rows(plan: MovePlan, snapshot: Snapshot) -> list[tuple[str, str, str, str, str]]:
     """Name, partition, memory, compute and whether it is alone there: one row per slot."""
+    rename = names_in_snapshot(snapshot)
     return [
         (
             placement.ask,
-            slot.partition_id,
+            rename(slot.partition_id),
             format_bytes(slot.memory_bytes, up=True),
             compute.text if (compute := _compute_of(slot, snapshot)) else "-",
             "yes" if slot.exclusive else "",
@@ -166,43 +169,44 @@ def plan_rows(plan: MovePlan, snapshot: Snapshot) -> list[tuple[str, str, str, s
     ]
 
 
-def print_refusals(refusals: Iterable[Refusal]) -> None:
+def print_refusals(refusals: Iterable[Refusal], snapshot: Snapshot) -> None:
     """Those with the same reasons once, with the names of the others."""
     alike: dict[tuple[int, int], list[Refusal]] = {}
     for refusal in refusals:
         alike.setdefault((id(refusal.reasons), id(refusal.would_fit)), []).append(refusal)
     for first, *others in alike.values():
-        _print_refusal(first)
+        _print_refusal(first, names_in_snapshot(snapshot))
         if others:
             names = ", ".join(other.ask for other in others[:_MOST_NAMES])
             more = f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
             click.echo(f"  The same holds for {names}{more}.")
 
 
-def _print_refusal(refusal: Refusal) -> None:
-    click.echo(f"\n{refusal.summary}")
+def _print_refusal(refusal: Refusal, rename: Rename) -> None:
+    click.echo(f"\n{rename(refusal.summary)}")
     for reason in refusal.reasons:
         short = f" (short by {format_bytes(reason.short_bytes, up=True)})" if reason.short_bytes else ""
-        click.echo(f"  {reason.node}/{reason.device_id}: {reason.text}{short}")
+        click.echo(rename(f"  {reason.node}/{reason.device_id}: {reason.text}{short}"))
     for change in refusal.would_fit:
-        click.echo(f"  Would fit: {change}")
+        click.echo(f"  Would fit: {rename(change)}")
 
 
-def print_explanation(sized: SizedAsk, explanation: Explanation) -> None:
+def print_explanation(sized: SizedAsk, explanation: Explanation, snapshot: Snapshot) -> None:
     """The decision, and what every GPU offers or lacks."""
     decision = explanation.decision
     if isinstance(decision, Refusal):
-        print_refusals([decision])
+        print_refusals([decision], snapshot)
         return
-    print_changes(explanation.first)
+    print_changes(explanation.first, snapshot)
+    rename = names_in_snapshot(snapshot)
     where = ", ".join(f"{format_bytes(slot.memory_bytes, up=True)} of {slot.partition_id}" for slot in decision.slots)
-    click.echo(f"{sized.ask.name}: {where}. Why: {decision.because}.")
+    click.echo(rename(f"{sized.ask.name}: {where}. Why: {decision.because}."))
     rows = [
         (
-            f"{each.node}/{each.device_id}",
+            rename(f"{each.node}/{each.device_id}"),
             Cell(each.verdict.value, _STYLES[each.verdict]),
             "" if each.loss is None else f"{each.loss / 1000:.3f}",
-            each.text,
+            rename(each.text),
         )
         for each in explanation.devices
     ]

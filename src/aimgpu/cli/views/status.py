@@ -2,13 +2,11 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from shutil import get_terminal_size
 from typing import Any
 
 import click
 
-from aimgpu.cli.output import Cell, Column, is_terminal, print_table, table_width
-from aimgpu.sizing.surplus import Service
+from aimgpu.cli.output import Cell, Column, print_table
 from aimgpu.units import format_bytes
 
 STATE_STYLES = {
@@ -20,19 +18,20 @@ STATE_STYLES = {
     "failed": "bold red",
     "absent": "red",
 }
+_ONLY_WIDE = ("ENGINE", "REQUESTS", "LEVEL", "MECHANISM", "ENDPOINT")
 _PRIORITIES = ("high", "medium", "low")
 COLUMNS = (
     Column("NAME", fold=False),
     Column("MODEL"),
     Column("ENGINE", fold=False, drop=3),
-    Column("GPU/PARTITION"),
+    Column("GPU"),
     Column("MEMORY", right=True, fold=False),
     Column("COMPUTE", fold=False, drop=4),
     Column("REQUESTS", right=True, fold=False, drop=2),
     Column("LEVEL", fold=False, drop=1),
     Column("MECHANISM", fold=False, drop=5),
     Column("STATE", fold=False),
-    Column("ENDPOINT", fold=False),
+    Column("ENDPOINT", fold=False, drop=6),
 )
 
 
@@ -42,6 +41,8 @@ def simulated_line(status: Mapping[str, Any]) -> str | None:
         return None
     parts = [str(gpu.get("product") or gpu.get("name") or gpu.get("id")) for gpu in status.get("gpus", [])]
     what = f" ({len(parts)} x {parts[0]})" if parts else ""
+    if any(gpu.get("software") for gpu in status.get("gpus", [])):
+        return f"SOFTWARE GPU{what}: no card. Limits hold for programs that use it; the models run on the CPU."
     return f"SIMULATED GPU{what}: memory is accounted for, the models run on the CPU."
 
 
@@ -52,7 +53,7 @@ def print_simulated(status: Mapping[str, Any], *, err: bool = False) -> None:
         click.secho(line, fg="yellow", bold=True, err=err)
 
 
-def print_instances(status: Mapping[str, Any]) -> None:
+def print_instances(status: Mapping[str, Any], *, wide: bool = False) -> None:
     """A table of what runs and waits, and why something failed."""
     for note in status.get("notes", ()):
         click.secho(f"note: {note}", fg="yellow", err=True)
@@ -64,9 +65,8 @@ def print_instances(status: Mapping[str, Any]) -> None:
     columns: tuple[Column, ...] = COLUMNS
     if not any(instance.get("compute") for instance in instances):
         columns, rows = _without(columns, rows, "COMPUTE")
-    if is_terminal() and table_width(columns, rows) > get_terminal_size().columns:
-        # All answer at one endpoint: printed once elsewhere, the table fits a narrow terminal.
-        columns, rows = _without(columns, rows, "ENDPOINT")
+    for name in () if wide else _ONLY_WIDE:
+        columns, rows = _without(columns, rows, name)
     print_table(columns, rows)
     for line in (*service_lines(instances), *sharing_lines(status.get("sharing", {}))):
         click.echo(line)
@@ -84,23 +84,7 @@ def _without(
 
 def service_lines(instances: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """What each grant is good for, where that is more than its number of requests says; what of it stays unused."""
-    for instance in instances:
-        size, context = instance.get("kv_cache_bytes"), instance.get("context_tokens")
-        if instance.get("state") not in ("ready", "loading") or not isinstance(size, int) or not isinstance(context, int):
-            continue
-        grants = instance.get("grants") or ()
-        service = Service(
-            engine=str(instance.get("engine")),
-            granted_bytes=min((grant["memory_bytes"] for grant in grants), default=0),
-            concurrency=instance.get("concurrency") or 1,
-            context_tokens=context,
-            kv_cache_bytes=size,
-            kv_tokens=instance.get("kv_tokens"),
-            unused_bytes=instance.get("unused_bytes") or 0,
-            in_host_memory=bool(instance.get("in_host_memory")),
-        )
-        texts = (service.text if service.kv_tokens is not None else None, service.unused_text)
-        yield from (f"{_name(instance)}: {text}" for text in texts if text)
+    yield from (f"{_name(instance)}: {text}" for instance in instances for text in instance.get("service", ()))
 
 
 def sharing_lines(sharing: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -164,8 +148,11 @@ def _requests(instance: Mapping[str, Any]) -> str:
 
 def print_failure(name: str, instance: Mapping[str, Any]) -> None:
     """Why an instance failed, and what it last said; why one waits."""
-    if instance.get("state") == "queued" and instance.get("reason"):
-        reason = str(instance["reason"])  # of one that is tried again it begins with how often, and when
+    reason = str(instance.get("reason") or "")
+    if instance.get("state") == "sleeping" and reason.startswith("waits for room"):
+        click.secho(f"{name} {reason}", fg="yellow", err=True)
+    if instance.get("state") == "queued" and reason:
+        # Of one that is tried again it begins with how often, and when.
         known = reason.startswith(("waits for room", "failed "))
         click.secho(f"{name} {reason}" if known else f"{name} waits for room: {reason}", fg="yellow", err=True)
     if instance.get("state") != "failed":
@@ -176,11 +163,11 @@ def print_failure(name: str, instance: Mapping[str, Any]) -> None:
     click.echo(f"  The whole log: aimgpu logs {name}", err=True)
 
 
-def print_addresses(status: Mapping[str, Any], *, with_key: bool, applied: Sequence[str] = ()) -> None:
-    """The endpoint, the page, and a curl line that works when pasted: for the most important model that was `applied`."""
+def print_addresses(status: Mapping[str, Any], *, page: str, with_key: bool, applied: Sequence[str] = ()) -> None:
+    """The endpoint, the link to the page, and a curl line to paste, for the most important model that was `applied`."""
     models_url = str(status.get("models_url"))
     click.echo(f"\nOpenAI endpoint  {models_url}")
-    click.echo(f"Page             {status.get('page_url')}\n")
+    click.echo(f"Page             {page}\n")
     ready = [instance for instance in status.get("instances", []) if instance.get("state") in ("ready", "sleeping")]
     if ready:
         chosen = min(ready, key=lambda instance: _importance(instance, applied))
@@ -205,14 +192,11 @@ def curl_line(models_url: str, name: str, *, with_key: bool) -> str:
 
 
 def _where(instance: Mapping[str, Any], status: Mapping[str, Any]) -> str:
-    """The GPU as people call it, and the Partition on it: "MI300X/spx-0", or "gpu1 MI300X/spx-0" among several."""
-    gpus = status.get("gpus", [])
-    gpu = next((gpu for gpu in gpus if gpu.get("id") == instance.get("device")), None)
+    """`gpu0/spx-0`."""
+    gpu = next((gpu for gpu in status.get("gpus", ()) if gpu.get("id") == instance.get("device")), None)
     if gpu is None:
         return str(instance.get("device") or "-")
-    name = f"sim {gpu.get('product')}" if gpu.get("simulated") else str(gpu.get("product"))
-    number = f"gpu{gpu.get('index')} " if len(gpus) > 1 else ""
-    return f"{number}{name}/{str(instance.get('partition')).rsplit('/', maxsplit=1)[-1]}"
+    return f"gpu{gpu.get('index')}/{str(instance.get('partition')).rsplit('/', maxsplit=1)[-1]}"
 
 
 def _name(instance: Mapping[str, Any]) -> str:

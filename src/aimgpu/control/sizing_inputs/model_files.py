@@ -9,13 +9,14 @@ from typing import BinaryIO
 
 import orjson
 
-from aimgpu.errors import InvalidModelFile, UnknownModel
+from aimgpu.control.sizing_inputs.model_names import unknown_model
+from aimgpu.engines.models.store import begins_as_gguf
+from aimgpu.errors import InvalidModelFile
 from aimgpu.sizing import Catalogue, ModelFacts, built_in, facts_from_folder, read_gguf_shards, read_safetensors
 from aimgpu.sizing.formats.config import LARGEST_CONFIG
 from aimgpu.sizing.formats.safetensors import SafeTensor, read_header_length
 
 _MOST_SHARDS = 2000
-_GGUF_MAGIC = b"GGUF"
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.IGNORECASE | re.ASCII)
 _PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors", re.IGNORECASE | re.ASCII)
 _LARGEST_HEADERS = 32 << 20  # of all files together; 200,000 tensors have some 25 MiB, and no published model that many
@@ -37,15 +38,7 @@ def find_model_facts(
         return replace(known, remarks=(*known.remarks, doubt)) if unused else known
     if parameters is not None:
         return ModelFacts(name=model, source="parameter count given by the user", parameters=parameters, precision="fp16")
-    near = known_models.near(model)
-    remark = known_models.remark(model) or (f"Did you mean {near}?" if near else None)
-    raise UnknownModel(
-        f"nothing is known of the model {model!r}",
-        hint=(f"{remark} " if remark else "")
-        + "Give the path of its folder or .gguf, or a name from `aimgpu catalogue list`; or give its size once: "
-        f"`aimgpu catalogue add {model} --parameters 7B`.",
-        page_hint=(f"{remark} " if remark else "") + "Choose one of the list, or give the path of its folder or .gguf file.",
-    )
+    raise unknown_model(model, known_models)
 
 
 def read_local_model(path: Path) -> ModelFacts:
@@ -53,19 +46,13 @@ def read_local_model(path: Path) -> ModelFacts:
     try:
         if path.is_dir():
             return _read_folder(path)
-        if path.is_file() and (path.suffix.lower() == ".gguf" or _begins_as_gguf(path)):
+        if path.is_file() and (path.suffix.lower() == ".gguf" or begins_as_gguf(path)):
             return _read_gguf_file(path)
     except OSError as error:
         where = error.filename or path
         raise InvalidModelFile(f"cannot read {where}: {error.strerror}", hint="Check the path and its permissions.") from error
     what = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
     raise InvalidModelFile(f"{path} {what}", hint="Give the .gguf file, or the folder with config.json and safetensors.")
-
-
-def _begins_as_gguf(path: Path) -> bool:
-    """A blob of Ollama's store has no ending."""
-    with path.open("rb") as stream:
-        return stream.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
 
 
 def _local_path(model: str) -> Path | None:

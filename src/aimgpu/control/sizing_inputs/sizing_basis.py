@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from aimgpu.control.sizing_inputs.adapter_files import read_adapters
 from aimgpu.control.sizing_inputs.catalogue_file import CatalogueFile
-from aimgpu.control.sizing_inputs.engine_arguments import with_engine_arguments
 from aimgpu.control.sizing_inputs.measurements import MeasurementFile
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
-from aimgpu.domain import Deployment, Device, Footprint
+from aimgpu.domain import Deployment, Device, EngineOverrides, Footprint
 from aimgpu.engines.models.packaged import find_packaged
 from aimgpu.engines.ollama.store import find_model_file
 from aimgpu.engines.protocols import LocalModel
@@ -23,6 +23,7 @@ from aimgpu.sizing.engines.table import ENGINE_SIZINGS
 from aimgpu.sizing.fits import find_divisions
 
 _KEYS = frozenset({"engines", "runnable", "measurements", "models"})
+UNSIZED_CONCURRENCY = 8  # requests at once of a server that is not known, unless the stack file says
 _HINT = "Write it with `aimgpu snapshot`."
 
 
@@ -66,6 +67,7 @@ class SizingBasis:
         if device is not None:
             request = replace(request, vendor=device.vendor, gpu=device.product)
         request = with_engine_arguments(request, deployment.overrides)
+        request = replace(request, adapters=read_adapters(deployment, engine, request.model, path))
         if deployment.concurrency is None:
             request = ENGINE_SIZINGS[engine].own_concurrency(request)
         return self.corrected(request)
@@ -81,9 +83,23 @@ class SizingBasis:
         )
 
     def size(self, deployment: Deployment, engine: str, local: LocalModel | None, device: Device | None) -> Footprint:
-        """The Footprint of one instance, with notes on what could not be read."""
+        """The Footprint of one instance, with notes on what could not be read; without terms where nobody can size it."""
+        if engine not in ENGINE_SIZINGS:
+            return unsized_footprint(deployment, engine)
         footprint = estimate_on(self.request(deployment, engine, local, device), device)
         return replace(footprint, notes=(*footprint.notes, *self.notes))
+
+
+def unsized_footprint(deployment: Deployment, engine: str) -> Footprint:
+    """Of a server that is not known: it takes what it is granted."""
+    return Footprint(
+        model=deployment.model,
+        engine=engine,
+        precision="",
+        context_tokens=0,
+        concurrency=deployment.concurrency or UNSIZED_CONCURRENCY,
+        terms=(),
+    )
 
 
 def _model_path(model: str, engine: str, local: LocalModel | None) -> Path | None:
@@ -135,3 +151,24 @@ def basis_from_json(value: object) -> SizingBasis:
         measurements=from_json(value.get("measurements", [])),
         models=tuple(read_rows(models)) if models else (),
     )
+
+
+_FP8 = ("fp8", "fp8_e4m3", "fp8_e5m2")
+
+
+def with_engine_arguments(request: SizingRequest, overrides: EngineOverrides) -> SizingRequest:
+    """VLLM's --kv-cache-dtype, --enforce-eager and --max-num-batched-tokens."""
+    if request.engine != "vllm":
+        return request
+    given = {name: values for name, *values in overrides.arguments}
+    kind = " ".join(given.get("kv-cache-dtype", ()))
+    if kind in _FP8:
+        request = replace(request, kv_precision="fp8")
+    if "enforce-eager" in given:
+        request = replace(request, graphs=False)
+    if "max-num-batched-tokens" in given:
+        text = " ".join(given["max-num-batched-tokens"])
+        if not text.isdecimal():
+            raise InvalidInput(f"--max-num-batched-tokens {text!r} is not a whole number", hint="For example 2048.")
+        request = replace(request, batched_tokens=int(text))
+    return request

@@ -1,11 +1,15 @@
 """What a stack file passes to the engine: `args`, `env` and `image`."""
 
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from aimgpu.control.stack.yaml_nodes import YamlNode
-from aimgpu.domain import EngineOverrides, SecretKind, SecretSource
+from aimgpu.domain import Deployment, EngineOverrides, SecretKind, SecretSource
+from aimgpu.errors import InvalidInput
 
+MASKED = "***"  # shown for the value of a variable; sent back, it stands for the value that is deployed
 OVERRIDE_KEYS = ("args", "env", "image")
 _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,100}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}", re.ASCII)
@@ -18,14 +22,31 @@ def read_overrides(fields: dict[str, YamlNode], base_directory: Path | None) -> 
     """Paths of secret files count from `base_directory`, the folder of the stack file."""
     environment, secrets = _read_environment(fields.get("env"), base_directory)
     return EngineOverrides(
-        arguments=_read_arguments(fields.get("args")),
+        arguments=read_arguments(fields.get("args")),
         environment=environment,
         secrets=secrets,
         image=_read_image(fields.get("image")),
     )
 
 
-def _read_arguments(node: YamlNode | None) -> tuple[tuple[str, ...], ...]:
+def unmask(deployments: Iterable[Deployment], known: Iterable[Deployment]) -> list[Deployment]:
+    """With the values of the deployments that these replace where a stack was read from us. Raises InvalidInput."""
+    values = {one.name: dict(one.overrides.environment) for one in known}
+    return [_unmask(one, values.get(one.name, {})) for one in deployments]
+
+
+def _unmask(one: Deployment, values: dict[str, str]) -> Deployment:
+    given = one.overrides.environment
+    if all(value != MASKED for _, value in given):
+        return one
+    for name, value in given:
+        if value == MASKED and name not in values:
+            raise InvalidInput(f"{one.name}: the value of {name} is masked", hint=f"Write the value of {name} in `env`.")
+    environment = tuple((name, values[name] if value == MASKED else value) for name, value in given)
+    return replace(one, overrides=replace(one.overrides, environment=environment))
+
+
+def read_arguments(node: YamlNode | None) -> tuple[tuple[str, ...], ...]:
     """In the order of the file. `true` makes a flag stand alone, `false` leaves it out, a list gives several values."""
     found: list[tuple[str, ...]] = []
     for name, value in _entries(node, "a mapping such as {enable-prefix-caching: true}").items():

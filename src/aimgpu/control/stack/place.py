@@ -12,8 +12,6 @@ from aimgpu.units import parse_bytes
 PLACE_KEYS = (
     "products",
     "not_products",
-    "parts",
-    "not_parts",
     "vendor",
     "not_vendor",
     "spread",
@@ -56,10 +54,10 @@ def read_place(node: YamlNode | None) -> Place:
     if not fields:
         raise node.complaint("'place' is empty", "For example: place: {products: [MI300X]}")
     place = Place()
-    if wanted := _either(fields, "products", "parts"):
-        place["products"] = _names(wanted, "[MI300X]")
-    if refused := _either(fields, "not_products", "not_parts"):
-        place["refused_products"] = _names(refused, "[MI210]")
+    if "products" in fields:
+        place["products"] = _names(fields["products"], "[MI300X]")
+    if "not_products" in fields:
+        place["refused_products"] = _names(fields["not_products"], "[MI210]")
     if "vendor" in fields:
         place["vendor"] = fields["vendor"].choice(Vendor)
     if "not_vendor" in fields:
@@ -75,13 +73,6 @@ def read_place(node: YamlNode | None) -> Place:
     if "pinned" in fields:
         place["pinned"] = _flag(fields["pinned"])
     return place
-
-
-def _either(fields: dict[str, YamlNode], name: str, former: str) -> YamlNode | None:
-    """Under its name, or under that of version 0.1; both would be two answers to one question."""
-    if name in fields and former in fields:
-        raise fields[former].complaint(f"{former!r} is the old name of {name!r}, which is here too", f"Keep {name!r}.")
-    return fields.get(name) or fields.get(former)
 
 
 def read_host(node: YamlNode | None) -> Host:

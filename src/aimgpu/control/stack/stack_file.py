@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from aimgpu.control.stack.adapters import ADAPTERS, read_adapters
+from aimgpu.control.stack.names import find_clash, read_aliases
 from aimgpu.control.stack.overrides import OVERRIDE_KEYS, read_overrides
 from aimgpu.control.stack.place import HOST_KEYS, PLACE_KEYS, read_host, read_place
 from aimgpu.control.stack.queue import QUEUE_KEYS, read_queue
+from aimgpu.control.stack.server import COMMAND, SERVER_KEYS, read_server
 from aimgpu.control.stack.slo import SLO_KEYS, read_objective
 from aimgpu.control.stack.yaml_nodes import YamlNode, parse_yaml
 from aimgpu.domain import (
@@ -26,17 +29,20 @@ from aimgpu.domain import (
     WatchdogPolicy,
     Whole,
 )
+from aimgpu.engines.command.presets import PRESETS
 from aimgpu.errors import InvalidStackFile, UnknownProduct
 from aimgpu.files import read_bounded
 from aimgpu.units import parse_bytes, parse_duration_ms, parse_ppm
 
-ENGINES = ("llamacpp", "ollama", "vllm")
+ENGINES = (COMMAND, "llamacpp", "ollama", "vllm", *PRESETS)
 LAUNCHERS = ("process", "docker")
 SLEEPS = ("auto", "stop")
 LARGEST_FILE = 4 << 20
 
 _MODEL_KEYS = (
     "model",
+    "aliases",
+    "default",
     "engine",
     "precision",
     "context",
@@ -54,6 +60,8 @@ _MODEL_KEYS = (
     "launcher",
     "watchdog",
     "sharing",
+    ADAPTERS,
+    *SERVER_KEYS,
     *OVERRIDE_KEYS,
 )
 _WANT_KEYS = ("memory", "fraction", "partition", "whole")
@@ -76,6 +84,7 @@ class GpuChoice:
 
     simulated: str | None = None  # a part, as the user wrote it; the hardware room knows which ones there are
     count: int = 1
+    software: bool = False  # by the software GPU's driver: programs run on it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +98,7 @@ class Stack:
 
 def read_stack_text(path: Path) -> str:
     """The text of a stack file, bounded, as UTF-8."""
-    hint = "Name the file with --file. examples/stack.yaml is one to start from."
+    hint = "Name the file with --file. `aimgpu up --example` needs none, and `aimgpu up smollm2` neither."
     try:
         return decode_stack(read_bounded(path, LARGEST_FILE), str(path))
     except OSError as error:
@@ -121,9 +130,13 @@ def parse_stack(
     if "models" not in fields:
         raise root.complaint("there is no 'models'", "A smallest stack: models: {chat: {model: MODEL}}")
     models = fields["models"].entries("a mapping from names to models")
+    deployments = tuple(_deployment(name, node, base_directory) for name, node in models.items())
+    clash = find_clash(deployments)
+    if clash is not None:
+        raise models[clash.name].complaint(clash.text, clash.hint, line=models[clash.name].key_line)
     return Stack(
         gpus=_gpu_choice(fields.get("gpus"), check_part),
-        deployments=tuple(_deployment(name, node, base_directory) for name, node in models.items()),
+        deployments=deployments,
         queue=read_queue(fields.get("queue")),
     )
 
@@ -134,16 +147,19 @@ def _gpu_choice(node: YamlNode | None, check_part: Callable[[str], object]) -> G
     if not node.is_mapping:
         node.choice(("auto",))
         return GpuChoice()
-    fields = node.fields(("simulated", "count"))
-    if "simulated" not in fields:
-        raise node.complaint("'gpus' does not say what to simulate", "For example: gpus: {simulated: MI300X, count: 2}")
+    fields = node.fields(("simulated", "software", "count"))
+    kinds = [kind for kind in ("simulated", "software") if kind in fields]
+    if len(kinds) != 1:
+        wrong = "'gpus' says both 'simulated' and 'software'" if kinds else "'gpus' does not say what to simulate"
+        raise node.complaint(wrong, "For example: gpus: {simulated: MI300X, count: 2}")
+    (kind,) = kinds
     count = fields["count"].whole_number(most=64, example="2") if "count" in fields else 1
-    part = fields["simulated"].text("MI300X")
+    part = fields[kind].text("MI300X")
     try:
         check_part(part)
     except UnknownProduct as error:
-        raise fields["simulated"].complaint(f"'simulated': {error.message}", error.hint) from error
-    return GpuChoice(simulated=part, count=count)
+        raise fields[kind].complaint(f"'{kind}': {error.message}", error.hint) from error
+    return GpuChoice(simulated=part, count=count, software=kind == "software")
 
 
 def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deployment:
@@ -154,15 +170,20 @@ def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deplo
             line=node.key_line,
         )
     fields = node.fields(_MODEL_KEYS, "a mapping such as {model: MODEL}", _BELONGS)
-    if "model" not in fields:
+    ask = _ask(name, fields)
+    server = read_server(fields, ask.want, base_directory)
+    if "model" not in fields and server is None:
         raise node.complaint(f"{name!r} does not say which model", "For example: model: HuggingFaceTB/SmolLM2-135M-Instruct")
     number = _Numbers(fields)
     objective = read_objective(fields.get("slo"))
+    overrides = read_overrides(fields, base_directory)
     return Deployment(
         name=name,
-        model=_resolve_model(fields["model"].text("HuggingFaceTB/SmolLM2-135M-Instruct"), base_directory),
-        ask=_ask(name, fields),
-        engine=fields["engine"].choice(ENGINES) if "engine" in fields else None,
+        model=_resolve_model(fields["model"].text("HuggingFaceTB/SmolLM2-135M-Instruct"), base_directory)
+        if "model" in fields
+        else name,
+        ask=ask,
+        engine=COMMAND if server else fields["engine"].choice(ENGINES) if "engine" in fields else None,
         precision=_word(fields["precision"], "fp16").lower() if "precision" in fields else None,
         context_tokens=number.read("context", most=100_000_000, example="8192"),
         concurrency=number.read("concurrency", most=10_000, example="8"),
@@ -173,7 +194,14 @@ def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deplo
         launcher=fields["launcher"].choice(LAUNCHERS) if "launcher" in fields else LAUNCHERS[0],
         watchdog=WatchdogPolicy(fields["watchdog"].choice(WatchdogPolicy)) if "watchdog" in fields else WatchdogPolicy.WARN,
         sharing=_sharing(fields.get("sharing"), objective),
-        overrides=read_overrides(fields, base_directory),
+        overrides=replace(
+            overrides,
+            arguments=() if server else overrides.arguments,  # a preset has them in its command
+            adapters=read_adapters(fields.get(ADAPTERS), name, base_directory),
+            server=server,
+        ),
+        aliases=read_aliases(fields.get("aliases"), name),
+        default="default" in fields and fields["default"].choice(("true", "false")) == "true",
     )
 
 

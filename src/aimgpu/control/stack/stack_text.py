@@ -1,12 +1,18 @@
-"""The stack file for what is deployed now, written so that `aimgpu up` reads it back as the same deployments."""
+"""The stack file for what is deployed now, written so that `aimgpu up` reads it back as the same deployments.
 
+What is shown has the values of variables masked; where it replaces what is deployed they are kept.
+"""
+
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import yaml
 
+from aimgpu.control.stack.overrides import MASKED
 from aimgpu.control.stack.stack_file import DEFAULT_SIMULATED_PRODUCT
 from aimgpu.domain import (
+    Adapter,
     Ask,
     Auto,
     Deployment,
@@ -18,6 +24,7 @@ from aimgpu.domain import (
     PartitionKind,
     Priority,
     SecretKind,
+    ServerProgram,
     ServiceObjective,
     Sharing,
     Spread,
@@ -37,7 +44,7 @@ def write_stack(deployments: Iterable[Deployment], devices: Sequence[Device] = (
     Of `devices` those that only a stack file could have asked for are named in it: simulated ones, other than the one that a
     machine without a GPU gets.
     """
-    models = {deployment.name: write_fields(deployment) for deployment in deployments}
+    models = {deployment.name: write_fields(deployment, masked=True) for deployment in deployments}
     if not models:
         return _SMALLEST
     products = [device.product for device in devices if device.simulated]
@@ -46,11 +53,13 @@ def write_stack(deployments: Iterable[Deployment], devices: Sequence[Device] = (
     return yaml.safe_dump({**gpus, "models": models}, sort_keys=False, width=120)
 
 
-def write_fields(one: Deployment) -> dict[str, Any]:
-    """One entry of the stack file, as a form can change it and send it back."""
+def write_fields(one: Deployment, *, masked: bool = False) -> dict[str, Any]:
+    """One entry of the stack file, as a form can change it and send it back. `masked`: for people to see."""
     ask = one.present_ask
     fields: dict[str, Any] = {
         "model": one.model,
+        "aliases": list(one.aliases) or None,
+        "default": True if one.default else None,
         "engine": one.engine,
         "precision": one.precision,
         "context": one.context_tokens,
@@ -68,17 +77,40 @@ def write_fields(one: Deployment) -> dict[str, Any]:
         "launcher": one.launcher if one.launcher != "process" else None,
         "watchdog": one.watchdog.value if one.watchdog is not WatchdogPolicy.WARN else None,
         "sharing": one.sharing.value if one.sharing is not Sharing.STRICT else None,
-        **_overrides(one.overrides),
+        "adapters": {each.key: _adapter(each, one.name) for each in one.overrides.adapters} or None,
+        **_overrides(one.overrides, masked=masked),
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _overrides(given: EngineOverrides) -> dict[str, Any]:
+def _overrides(given: EngineOverrides, *, masked: bool) -> dict[str, Any]:
     """Where a secret is, never what it is."""
     arguments = {flag: list(values) if values else True for flag, *values in given.arguments}
-    environment: dict[str, Any] = dict(given.environment)
+    environment: dict[str, Any] = {name: MASKED if masked else value for name, value in given.environment}
     environment |= {one.name: {_SOURCES[one.kind]: one.source} for one in given.secrets}
-    return {"args": arguments or None, "env": environment or None, "image": given.image}
+    return {**_server(given.server), "args": arguments or None, "env": environment or None, "image": given.image}
+
+
+def _adapter(one: Adapter, model: str) -> str | dict[str, Any]:
+    beside = {
+        "name": one.name if one.name != f"{model}:{one.key}" else None,
+        "priority": one.priority.value if one.priority else None,
+        "slo": _objective(one.objective) if one.objective else None,
+    }
+    given = {name: value for name, value in beside.items() if value is not None}
+    return {"path": one.path, **given} if given else one.path
+
+
+def _server(given: ServerProgram | None) -> dict[str, Any]:
+    if given is None:
+        return {}
+    return {
+        "command": list(given.argv) if len(given.argv) > 1 else shlex.join(given.argv),
+        "directory": given.directory,
+        "health": given.health if given.health != ServerProgram.HEALTH else None,
+        "models": list(given.models) or None,
+        "ready_timeout": None if given.ready_seconds is None else format_duration_ms(given.ready_seconds * 1000),
+    }
 
 
 def _gpu(ask: Ask) -> Any:  # noqa: ANN401 -- a word or a mapping, as YAML has it

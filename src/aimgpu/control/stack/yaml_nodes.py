@@ -169,7 +169,10 @@ def parse_yaml(text: str, source: str) -> YamlNode:
     except yaml.YAMLError as error:  # a character that YAML does not allow
         raise InvalidStackFile(f"{source} is not YAML: {error}", hint="Save it as plain UTF-8 text.") from error
     if root is None:
-        raise InvalidStackFile(f"{source} is empty", hint="Start from examples/stack.yaml, or `aimgpu up --help`.")
+        raise InvalidStackFile(
+            f"{source} is empty",
+            hint="The smallest is `models: {chat: {model: smollm2}}`; `aimgpu up --example` serves one of three.",
+        )
     return YamlNode(root, source, "")
 
 

@@ -74,9 +74,11 @@ def _service(service: ComposeService, before: list[str]) -> dict[str, Any]:
             **{name: _escape(value) for name, value in container_environment(command).items()},
             **{name: _from_outside(name) for name in command.secrets},
         },
-        "network_mode": "host",
+        "ports": [f"127.0.0.1:{service.port}:{service.port}"],
+        "cap_drop": host["CapDrop"],
         "init": True,
         "security_opt": host["SecurityOpt"],
+        **({"ipc": "host"} if host["IpcMode"] == "host" else {"shm_size": host["ShmSize"]}),
         "restart": "unless-stopped",
         "healthcheck": {
             "test": [word.format(port=service.port) for word in _HEALTH[service.engine]],
@@ -95,8 +97,6 @@ def _service(service: ComposeService, before: list[str]) -> dict[str, Any]:
 
 def _devices(host: Mapping[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
-    if "IpcMode" in host:
-        content["ipc"] = host["IpcMode"]
     if "Devices" in host:
         content["devices"] = [f"{device['PathOnHost']}:{device['PathInContainer']}" for device in host["Devices"]]
         content["group_add"] = host["GroupAdd"]

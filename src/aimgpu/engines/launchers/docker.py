@@ -15,7 +15,7 @@ from pathlib import Path
 from aimgpu import procfs
 from aimgpu.domain import ProcessIdentity
 from aimgpu.engines.launchers import groups
-from aimgpu.engines.launchers.container import HOME_LABEL, INSTANCE_LABEL, container_body, uses_cdi
+from aimgpu.engines.launchers.container import HOME_LABEL, INSTANCE_LABEL, OWN_FOLDER, container_body, uses_cdi
 from aimgpu.engines.launchers.docker_api import DEFAULT_SOCKET, DockerApi
 from aimgpu.engines.launchers.image_pulls import ImagePulls
 from aimgpu.engines.launchers.log import LOG_NAME, open_log, read_last_lines
@@ -64,6 +64,7 @@ class DockerLauncher:
         self._check_free(instance_id)
         self._begin_log(run_directory)
         self._begun.discard(run_directory)
+        (run_directory / OWN_FOLDER).mkdir(mode=0o700, exist_ok=True)
         for mount in command.mounts:
             if mount.writable:
                 Path(mount.path).mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from aimgpu.domain import Footprint
 from aimgpu.engines.flags import as_arguments, normalise_flags
+from aimgpu.engines.launch_environment import listen_host
 from aimgpu.engines.llamacpp.purpose import Purpose, find_purpose
 from aimgpu.engines.models.packaged import find_packaged
 from aimgpu.engines.protocols import LaunchRequest
@@ -22,7 +23,7 @@ _FIXED = {
     "log-verbosity": "4",  # buffer sizes, which later estimates learn from, are printed from here on; prompts are not
 }
 FLAG_KEYS = {"parallel": "concurrency", "ctx-size": "context", "cache-type-k": "precision", "model": "model"}
-_PLACED = ("model", "host", "port", "alias", "api-key")
+_PLACED = ("model", "host", "port", "alias", "api-key", "lora", "lora-scaled", "lora-init-without-apply")
 
 
 def own_flags(footprint: Footprint) -> dict[str, str]:
@@ -43,8 +44,10 @@ def server_arguments(request: LaunchRequest, model_path: Path, port: int, *, bui
         flags["reranking"] = "true"
     if build >= _FIT_BUILD:
         flags["fit"] = "off"
-    where = ("--host", "127.0.0.1", "--port", str(port), "--alias", request.instance.deployment)
-    return ("--model", str(model_path.resolve()), *where, *as_arguments(flags))
+    where = ("--host", listen_host(request), "--port", str(port), "--alias", request.instance.deployment)
+    adapters = [part for each in request.overrides.adapters for part in ("--lora", each.path)]
+    apart = ("--lora-init-without-apply",) if adapters else ()  # each request says which it wants
+    return ("--model", str(model_path.resolve()), *where, *as_arguments(flags), *adapters, *apart)
 
 
 def _sized_flags(footprint: Footprint) -> dict[str, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from aimgpu.engines.endpoint import choose_port, write_endpoint
 from aimgpu.engines.launch_environment import choose_image, model_mounts
 from aimgpu.engines.llamacpp.arguments import QUIET, server_arguments
-from aimgpu.engines.protocols import Command, LaunchRequest
+from aimgpu.engines.protocols import Command, LaunchRequest, Mount
 
 IMAGES = {
     "amd": "ghcr.io/ggml-org/llama.cpp:server-rocm",
@@ -23,6 +23,7 @@ def container_command(request: LaunchRequest, model_path: Path) -> Command:
         environment={**QUIET, **request.environment},
         image=choose_image(IMAGES, request),
         device_nodes=request.device_nodes,
-        mounts=model_mounts(request),
+        port=port,
+        mounts=(*model_mounts(request), *(Mount(path=each.path) for each in request.overrides.adapters)),
         secrets={"LLAMA_API_KEY": request.api_key},
     )

@@ -73,6 +73,8 @@ def server_parameters(settings: dict[str, Any], api_key: str) -> "xllamacpp.Comm
         parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
     elif settings.get("pools_mean"):
         parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+    # Without effect until a request names one: the wheel reads the scale, not lora_init_without_apply.
+    parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 0.0) for path in settings.get("adapters", ())]
     for name, value in settings["parameters"].items():
         setattr(parameters, name, value)
     for name, value in settings["sampling"].items():

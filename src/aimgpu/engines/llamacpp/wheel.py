@@ -23,6 +23,7 @@ _PROBE_SECONDS = 120.0  # a loaded machine and a cold disk; a hang is unavailabl
 # Flags of llama-server that the wheel takes from a Footprint, and their names in it.
 _INTEGER_FLAGS = {"batch-size": "n_batch", "ubatch-size": "n_ubatch", "n-gpu-layers": "n_gpu_layers"}
 _OWN_FLAGS = {"ctx-size", "parallel", "threads"}
+_NO_OPENMP_HINT = "Install the library (Debian and Ubuntu: apt-get install libgomp1; Fedora and RHEL: dnf install libgomp)."
 _UNAVAILABLE_HINT = "Use another engine (vllm, ollama), or a machine whose CPU has AVX2."
 
 
@@ -30,7 +31,7 @@ def find_wheel(cache_directory: Path, probe_model: Path | None) -> Availability:
     """`cache_directory` remembers a probe that succeeded; `probe_model` makes the probe load it and give one token."""
     version = installed_wheel()
     if version is None:
-        return Availability(available=False, reason=f"{_DISTRIBUTION} is not installed", hint=f"pip install {_DISTRIBUTION}")
+        return Availability(available=False, reason=f"{_DISTRIBUTION} is not installed", hint="pip install 'aimgpu[embedded]'")
     proved = cache_directory / "probes" / f"{_DISTRIBUTION}-{version}-{_machine_key()}"
     wanted = "imported" if probe_model is None else "answered"
     if _remembers(proved, wanted):
@@ -38,7 +39,8 @@ def find_wheel(cache_directory: Path, probe_model: Path | None) -> Availability:
     failure = _run_probe(probe_model)
     if failure is not None:
         reason = f"{_DISTRIBUTION} {version} {failure}"
-        return Availability(available=False, version=version, reason=reason, hint=_UNAVAILABLE_HINT)
+        hint = _NO_OPENMP_HINT if "libgomp" in failure else _UNAVAILABLE_HINT
+        return Availability(available=False, version=version, reason=reason, hint=hint)
     _remember(proved, wanted)
     return Availability(available=True, version=version)
 
@@ -79,6 +81,7 @@ def _settings(request: LaunchRequest, model_path: Path) -> dict[str, object]:
         "parameters": {ours: _whole(flags, name, 0) for name, ours in _INTEGER_FLAGS.items() if name in flags},
         "flash_attention": flags.get("flash-attn", "auto"),
         "sampling": dict(packaged.sampling) if packaged else {},
+        "adapters": [each.path for each in request.overrides.adapters],
         "cache_types": [flags.get("cache-type-k", "f16"), flags.get("cache-type-v", "f16")],
     }
 

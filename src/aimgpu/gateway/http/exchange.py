@@ -58,6 +58,7 @@ class Exchange:
     _chunked = False
     _invited = False
     _received = False
+    _body_bytes = 0  # held, and not taken yet
 
     def __init__(self, protocol: Connection, scope: Scope, head: Head, *, keep_alive: bool) -> None:
         self._protocol = protocol
@@ -91,14 +92,17 @@ class Exchange:
     def add_body(self, body: bytes) -> None:
         """A part of the body has come."""
         self._body.append(body)
-        if len(self._body) > 1 and sum(map(len, self._body)) > _BODY_HIGH:
+        self._body_bytes += len(body)
+        if len(self._body) > 1 and self._body_bytes > _BODY_HIGH:
             self._protocol.pause_reading()
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def end_body(self) -> None:
         """All of the body has come."""
         self.body_complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def caller_left(self) -> None:
         """The connection is closed: the answer is not read."""
@@ -114,16 +118,13 @@ class Exchange:
         if not self.body_complete or self._received or self.gone:
             return None
         self._received = True
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body.clear()
-        return body
+        return self._take_held()
 
     async def receive(self) -> Message:
         """ASGI's `receive`."""
         while not self.gone and not self.complete:
             if self._body or (self.body_complete and not self._received):
-                body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-                self._body.clear()
+                body = self._take_held()
                 self._received = self.body_complete
                 return {"type": "http.request", "body": body, "more_body": not self.body_complete}
             if not self.body_complete:
@@ -142,7 +143,7 @@ class Exchange:
             return
         if message["type"] == "http.response.start":
             self.started = True
-            self._head = self._encode_head(message["status"], message.get("headers", ()))
+            self._head = self._encode_head(message["status"], tuple(map(tuple, message.get("headers", ()))))
             if self._chunked and not message.get("aimgpu.body_follows"):  # as it does where the length is known
                 self._flush = protocol.loop.call_soon(self._write_head)
             return
@@ -170,7 +171,7 @@ class Exchange:
     def start_parts(self, status: int, headers: list[Header]) -> None:
         """The head, which goes out with the first part; see `may_start`."""
         self.started = True
-        self._head = self._encode_head(status, headers)
+        self._head = self._encode_head(status, tuple(headers))
 
     @property
     def takes_parts(self) -> bool:
@@ -179,8 +180,10 @@ class Exchange:
 
     def send_part(self, body: bytes) -> None:
         """A part of the body, at once; see `takes_parts`."""
-        if not self.complete:
+        if self._head is not None:
             self._write(b"%x\r\n%b\r\n" % (len(body), body))
+        elif not self.complete and not self.gone:
+            self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
     def send_whole(self, status: int, headers: list[Header], body: bytes) -> bool:
         """A whole answer in one write. False, and nothing is sent, while the caller reads too slowly: use `send`."""
@@ -188,12 +191,26 @@ class Exchange:
             return False
         if not self.gone:
             self.started = self.complete = True
-            headers.append((b"content-length", b"%d" % len(body)))
-            self._head = self._encode_head(status, headers)
-            self._write(b"" if self.scope["method"] == "HEAD" else body)
-            self._wake()
+            head = self._encode_head(status, tuple(headers), len(body))
+            self._protocol.transport.write(head if self.scope["method"] == "HEAD" else head + body)
+            if self._waiter is not None:
+                self._wake()
             self._protocol.finished(self)
         return True
+
+    def when_read(self, done: Callable[[], None]) -> None:
+        """Call `done` once nearly all that was sent is read, or the caller has left."""
+        writable = self._protocol.writable
+        if writable is None:
+            done()
+        else:
+            writable.add_done_callback(lambda _: done())
+
+    def _take_held(self) -> bytes:
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        self._body_bytes = 0
+        return body
 
     def _write(self, body: bytes) -> None:
         if self._head is not None:
@@ -207,24 +224,25 @@ class Exchange:
         """The application took its time after the head: do not hold it back."""
         self._write(b"")
 
-    def _encode_head(self, status: int, headers: list[Header]) -> bytes:
-        names = dict(headers)
+    def _encode_head(self, status: int, headers: tuple[Header, ...], length: int | None = None) -> bytes:
+        """`length`: of the body, where the headers do not name it and it is known."""
+        lines, names = _encode_lines(headers)
         if b"connection" in names:
-            kept = [(name, value) for name, value in headers if (name, value.lower()) != CLOSE]
+            kept = tuple((name, value) for name, value in headers if (name, value.lower()) != CLOSE)
             self.keep_alive = self.keep_alive and len(kept) == len(headers)
-            headers = kept
+            lines, names = _encode_lines(kept)
         beginning = _encode_beginning(status, tuple(self._protocol.state.default_headers))
-        lines = b"\r\n".join([beginning + self.request_id, *map(b": ".join, headers), b""])
-        breaks = len(headers) + beginning.count(b"\n") + 1
-        if lines.count(b"\n") != breaks or lines.count(b"\r") != breaks:
-            raise ValueError("a header holds a line break")
+        end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        if length is not None:
+            return b"%b%b%bcontent-length: %d\r\n%b" % (beginning, self.request_id, lines, length, end)
         if b"content-length" not in names and status not in _NO_BODY and self.scope["method"] != "HEAD":
             if self.scope["http_version"] == "1.0":
                 self.keep_alive = False  # the end of the connection is the end of the body
+                end = b"connection: close\r\n\r\n"
             else:
                 self._chunked = True
-                lines += b"transfer-encoding: chunked\r\n"
-        return lines + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+                end = b"transfer-encoding: chunked\r\n" + end
+        return beginning + self.request_id + lines + end
 
     def _invite(self) -> None:
         """The application wants the body: let more of it in, and answer a caller that waits for "100 Continue"."""
@@ -236,6 +254,15 @@ class Exchange:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+@functools.lru_cache(maxsize=128)
+def _encode_lines(headers: tuple[Header, ...]) -> tuple[bytes, frozenset[bytes]]:
+    """What ends the line before and the headers' own lines, and their names. Answers of one engine begin alike."""
+    lines = b"\r\n".join([b"", *map(b": ".join, headers), b""])
+    if not lines.count(b"\n") == lines.count(b"\r") == len(headers) + 1:
+        raise ValueError("a header holds a line break")
+    return lines, frozenset(dict(headers))
 
 
 @functools.lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ task that runs the application and calls back when the caller leaves, so that no
 
 import asyncio
 import logging
+import re
 import resource
 import socket
 from collections import deque
@@ -43,6 +44,12 @@ _KEEP_ALIVE_SECONDS = 75  # longer than what callers' connection pools keep, so 
 _TRAILERS: deque[Header] = deque(maxlen=0)  # keeps nothing: fields after a body are no part of the head
 _COMPARED_IDLE = 32  # of the idle connections: the one that is closed for another need not be the oldest of all
 _KEPT_FILES = 256  # of those that may be open, for the ledger, engines' logs and /proc
+_HEAD_END = b"\r\n\r\n"
+_LINE = re.compile(rb"[A-Z]{3,7} /[^ \r\n]{0,2000} HTTP/1\.1\r\n")  # a first line that needs no other look
+_LENGTH = re.compile(rb"\r\ncontent-length: ?(\d{1,8})\r\n", re.IGNORECASE)
+_MOST_ENDS = 64  # of a body in chunks, looked for in one read; nothing may follow in it where there are more
+_WRONG_LINE = "A request begins with one line: METHOD TARGET HTTP/1.1, a space between each."
+_NO_METHOD = (b"\r", b"\n", b" ")
 _CLOSE_WAIT = 8  # the peer has closed its side, ours is open (linux/include/net/tcp_states.h)
 
 
@@ -78,7 +85,49 @@ def most_connections(open_files: int) -> int:
 
 
 class CallerProtocol(asyncio.Protocol):
-    """One connection. The `on_...` methods are httptools' callbacks."""
+    """One connection. The `on_...` methods are httptools' callbacks.
+
+    With slots: instances with more than 30 attributes share no table of their names, which costs a tenth of a request.
+    """
+
+    __slots__ = (
+        "_add_header",
+        "_app_state",
+        "_application",
+        "_at_end",
+        "_body_left",
+        "_client",
+        "_exchange",
+        "_head_began",
+        "_head_bytes",
+        "_head_problem",
+        "_headers",
+        "_in_head",
+        "_keep_alive_seconds",
+        "_known_line",
+        "_line",
+        "_lingering",
+        "_may_begin",
+        "_most_connections",
+        "_parser",
+        "_paused",
+        "_received",
+        "_request_problem",
+        "_root_path",
+        "_scheme",
+        "_server",
+        "_tail",
+        "_timer",
+        "_unsent",
+        "_url",
+        "_waiting",
+        "_whole",
+        "last_active",
+        "loop",
+        "state",
+        "transport",
+        "writable",
+    )
 
     def __init__(
         self,
@@ -93,7 +142,7 @@ class CallerProtocol(asyncio.Protocol):
         self.state = server_state
         self.transport: asyncio.Transport = cast("asyncio.Transport", None)  # set before anything else is called
         self.writable: asyncio.Future[None] | None = None  # while the caller reads too slowly
-        self._application = config.loaded_app
+        self._application: Any = config.loaded_app
         self._app_state = app_state
         self._keep_alive_seconds = config.timeout_keep_alive
         self._most_connections = config.limit_concurrency
@@ -105,6 +154,12 @@ class CallerProtocol(asyncio.Protocol):
         self._head_bytes = 0
         self._head_problem: str | None = None
         self._request_problem: str | None = None
+        self._line: bytes | None = b""  # of the next request's first line, what has come; None: it was checked
+        self._known_line = b""  # of the last request with one that needs no other look; most connections ask for one path
+        self._may_begin = False  # a request may begin in what is parsed now
+        self._whole = False  # what is parsed now is one request of HTTP/1.1 for a path, and all of it
+        self._body_left = 0  # bytes of the body that have not come; less than 0: it comes in chunks
+        self._tail = b""  # of the head or body in chunks that did not end in the last read
         self._url = b""
         self._headers: list[Header] = []
         self._add_header = self._headers.append
@@ -115,6 +170,7 @@ class CallerProtocol(asyncio.Protocol):
         self._lingering = False
         self._paused = False  # nothing more is read from the caller
         self._at_end = False  # the caller has said that it sends no more
+        self._scheme = "http"
         self._client: tuple[str, int] | None = None
         self._server: tuple[str, int] | None = None
 
@@ -123,6 +179,7 @@ class CallerProtocol(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         full = self._most_connections is not None and len(self.state.connections) >= self._most_connections
         self.state.connections.add(cast("Any", self))
+        self._scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self._client = _address(transport.get_extra_info("peername"))
         self._server = _address(transport.get_extra_info("sockname"))
         self._timer = self.loop.call_later(_TICK_SECONDS, self._tick)
@@ -141,23 +198,77 @@ class CallerProtocol(asyncio.Protocol):
         self._waiting.clear()
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: parse what has come."""
+        """asyncio: parse what has come, no message together with the next: where each begins is checked here."""
         if self._lingering:
             return
         self._received = monotonic()
-        self._head_bytes += len(data)
+        known = self._known_line
+        if self._line == b"" and not self._in_head and ((known and data.startswith(known)) or self._is_ordinary(data)):
+            end = data.find(_HEAD_END) + len(_HEAD_END)
+            length = _LENGTH.search(data, 0, end) if end >= len(_HEAD_END) else None
+            if length is not None and end + int(length[1]) == len(data):  # one request, and nothing of the next
+                self._line, self._may_begin, self._whole = None, True, True
+                self._head_bytes = len(data)
+                self._parse(data)
+                return
+        at, size, ends = 0, len(data), 0
+        while at < size:
+            ends += self._body_left < 0
+            end = self._find_end(data, at) if ends <= _MOST_ENDS else size
+            if not self._feed(data[at:end]):
+                return
+            at = end
+
+    def _is_ordinary(self, data: bytes) -> bool:
+        """Whether it begins with a first line that needs no other look, which is kept."""
+        line = _LINE.match(data)
+        if line is None:
+            return False
+        self._known_line = line[0]
+        return True
+
+    def _find_end(self, data: bytes, at: int) -> int:
+        """Where the parser must not read on: at the end of a head or a body, or at what may be the end of one in chunks."""
+        if self._body_left > 0:
+            return min(at + self._body_left, len(data))
+        tail, self._tail = self._tail, b""
+        joined = (tail + data[:3]).find(_HEAD_END) if tail else -1
+        if joined >= 0:
+            return joined + len(_HEAD_END) - len(tail)
+        found = data.find(_HEAD_END, at)
+        if found >= 0:
+            return found + len(_HEAD_END)
+        self._tail = (tail + data[max(at, len(data) - 3) :])[-3:]
+        return len(data)
+
+    def _feed(self, data: bytes) -> bool:
+        """As `_parse`, for what may be a part of a request."""
+        self._may_begin, self._whole = not self._body_left and not self._in_head, False
+        if self._body_left > 0:
+            self._body_left -= len(data)
+        elif not self._body_left:
+            self._head_bytes += len(data)
+            if self._line is not None and not self._check_line(data):
+                self._refuse(400, "invalid_request", _WRONG_LINE)
+                return False
+        return self._parse(data)
+
+    def _parse(self, data: bytes) -> bool:
+        """False: what came was refused."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            return self._go_on_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             if self._head_problem is None:
                 self._refuse(400, "invalid_request", self._request_problem or "This is not a valid HTTP/1.1 request.")
             else:
                 self._refuse(431, "head_too_large", self._head_problem)
-        else:
-            if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(431, "head_too_large", _TOO_LARGE)
+            return False
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, "head_too_large", _TOO_LARGE)
+            return False
+        return True
 
     def eof_received(self) -> bool:
         """The caller sends no more. It may still read, or be gone: only an answer to something that is sent to it shows which.
@@ -165,6 +276,8 @@ class CallerProtocol(asyncio.Protocol):
         A caller that closes in the middle of an answer has left; one that closes before it may have asked all it wanted.
         """
         exchange = self._exchange
+        if self._scheme == "https":
+            return False  # TLS has no half-closed connections
         if exchange is None or exchange.started or not (self._waiting or [exchange])[-1].body_complete or _TCP_INFO is None:
             return False  # closes
         self._at_end = True
@@ -193,7 +306,10 @@ class CallerProtocol(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """httptools: the first byte of a request has come."""
-        self._in_head = True
+        if not self._may_begin:
+            self._request_problem = _WRONG_LINE
+            raise ValueError(self._request_problem)
+        self._in_head, self._may_begin = True, False
         self._head_began = self._received
         self._url = b""
         self._headers = []
@@ -213,12 +329,19 @@ class CallerProtocol(asyncio.Protocol):
             self._check_head()
         parser = self._parser
         head = dict(self._headers)
-        version = parser.get_http_version()
+        whole = self._whole
+        version = "1.1" if whole else parser.get_http_version()
         if b"host" not in head or len(head) != len(self._headers):
             self._check_hosts(version)
+        in_chunks = b"transfer-encoding" in head
+        if in_chunks:
+            self._check_framing()
+        if not whole and not self._url.startswith(b"/"):
+            self._check_target(head)
         if parser.should_upgrade():
             return  # the parser stops here; without those headers it will go on
         self._in_head = False
+        self._body_left = -1 if in_chunks else int(head.get(b"content-length", 0))
         self._add_header = _TRAILERS.append
         keep_alive = parser.should_keep_alive() if version == "1.1" else self._check_version(version)
         exchange = Exchange(self, self._make_scope(version), head, keep_alive=keep_alive)
@@ -240,6 +363,7 @@ class CallerProtocol(asyncio.Protocol):
         if self._in_head:
             return  # it asked for an upgrade, and has not been parsed as what it is yet
         self._head_bytes = 0
+        self._line, self._body_left = b"", 0
         exchange = self._waiting[-1] if self._waiting else self._exchange
         if exchange is not None:
             exchange.end_body()
@@ -255,7 +379,8 @@ class CallerProtocol(asyncio.Protocol):
             self.transport.close()
         elif self._waiting:
             self._start(self._waiting.popleft())
-        self.resume_reading()
+        if self._paused:
+            self.resume_reading()
 
     def pause_reading(self) -> None:
         """Let no more in for now."""
@@ -292,15 +417,15 @@ class CallerProtocol(asyncio.Protocol):
 
     def _start(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        exchange.task = self.loop.create_task(exchange.run(cast("Any", self._application)))
+        exchange.task = self.loop.create_task(exchange.run(self._application))
         self.state.tasks.add(exchange.task)
 
-    def _go_on_without_upgrade(self, rest: bytes) -> None:
+    def _go_on_without_upgrade(self, rest: bytes) -> bool:
         """No other protocol is offered, so a wish for one is ignored (RFC 9110, 7.8) and the request read as HTTP/1.1."""
         method = self._parser.get_method()
         if method == b"CONNECT":
             self._refuse(405, "method_not_allowed", "This is no proxy.")
-            return
+            return False
         head = [method, b" ", self._url, b" HTTP/1.1\r\n"]
         for name, value in self._headers:
             if name == b"connection" and b"close" in value.lower():
@@ -308,8 +433,8 @@ class CallerProtocol(asyncio.Protocol):
             elif name not in _ABOUT_UPGRADES:
                 head += (name, b": ", value, b"\r\n")
         self._parser = httptools.HttpRequestParser(self)
-        self._head_bytes = 0
-        self.data_received(b"".join((*head, b"\r\n", rest)))
+        self._head_bytes, self._in_head, self._line = 0, False, b""
+        return self._feed(b"".join((*head, b"\r\n", rest)))
 
     def _look_for_caller(self) -> None:
         """Whether a caller that sends no more is still there: its reset, where it is not, has ended the connection."""
@@ -339,6 +464,32 @@ class CallerProtocol(asyncio.Protocol):
             )
             raise ValueError(self._request_problem)
 
+    def _check_line(self, data: bytes) -> bool:
+        """Whether the first line may go on like this. The parser passes over empty lines and more spaces, as not all do."""
+        line = self._line + data if self._line else data
+        end = line.find(b"\r\n")
+        line = line[:end] if end >= 0 else line
+        self._line = None if end >= 0 or len(line) > MAX_HEAD_BYTES else line
+        spaces = line.count(b" ")
+        return line[:1] not in _NO_METHOD and (spaces == 2 or (spaces < 2 and self._line is not None)) and b"  " not in line  # noqa: PLR2004
+
+    def _check_framing(self) -> None:
+        """As `_check_head`: of all codings only `chunked` is taken, once, so that every proxy sees the same end of the body."""
+        found = [value.lower() for name, value in self._headers if name == b"transfer-encoding"]
+        if found != [b"chunked"]:
+            self._request_problem = "The one transfer coding that this server takes is chunked."
+            raise ValueError(self._request_problem)
+
+    def _check_target(self, head: dict[bytes, bytes]) -> None:
+        """As `_check_head`: a whole URL must name the same host as the Host header, which other parts look at."""
+        if self._url == b"*" or self._parser.get_method() == b"CONNECT":
+            return
+        scheme, separator, rest = self._url.partition(b"://")
+        authority = re.split(rb"[/?#]", rest, maxsplit=1)[0]
+        if not separator or scheme.lower() not in (b"http", b"https") or authority.lower() != head.get(b"host", b"").lower():
+            self._request_problem = "The target names another host than the Host header."
+            raise ValueError(self._request_problem)
+
     def _check_version(self, version: str) -> bool:
         """As `_check_head`; whether the connection is kept, which that of an older request never is."""
         if version != "1.0":
@@ -353,7 +504,7 @@ class CallerProtocol(asyncio.Protocol):
             "asgi": _ASGI,
             "http_version": version,
             "method": self._parser.get_method().decode("ascii"),
-            "scheme": "http",
+            "scheme": self._scheme,
             "path": self._root_path + path,
             "raw_path": raw_path,
             "query_string": query,

@@ -17,8 +17,12 @@ from aimgpu.errors import EngineDisconnected, EngineTimedOut, EngineUnreachable
 
 _BUFFER_HIGH = 256 * 1024
 _MOST_ORIGINS = 4096
+_MOST_HEAD_BYTES = 64 * 1024  # of an answer, with all interim ones before it
+_MOST_HEADERS = 100
+_LONG_HEAD = f"the head of the engine's answer is longer than {_MOST_HEAD_BYTES} bytes or {_MOST_HEADERS} headers"
 
 Consumer = Callable[[bytes], bool]
+CheckPeer = Callable[[str, tuple[str, int], tuple[str, int]], None]
 FirstConsumer = Callable[["UpstreamAnswer", bytes], bool]
 
 
@@ -93,8 +97,10 @@ class UpstreamLimits:
 class PooledUpstream:
     """Keeps connections to each engine and sends one request at a time on each."""
 
-    def __init__(self, limits: UpstreamLimits | None = None) -> None:
+    def __init__(self, limits: UpstreamLimits | None = None, check: CheckPeer | None = None) -> None:
+        """`check`, in a thread and before anything is sent, takes the origin and both addresses of each new connection."""
         self._limits = limits or UpstreamLimits()
+        self._check = check
         self._idle: dict[str, deque[_Connection]] = {}
         self._connections: set[_Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -162,6 +168,12 @@ class PooledUpstream:
             raise EngineUnreachable(f"the engine is not reachable: {error.strerror or error}") from error
         self._connections.add(connection)
         self._arm()
+        if self._check is not None:
+            try:
+                await connection.prove(self._check)
+            except BaseException:
+                connection.cancel()
+                raise
         return connection
 
     def put_idle(self, connection: "_Connection") -> None:
@@ -269,10 +281,11 @@ class _Answer:
         """More of the body has come; `parts` is emptied."""
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
-        first, self.first = self.first, None
-        if first is not None and not self.complete and first(self, data):
-            return
-        if self.consumer is not None and self.waiter is not None and self.consumer(data):
+        if self.first is not None:
+            first, self.first = self.first, None
+            if not self.complete and first(self, data):
+                return
+        if self.consumer is not None and self.consumer(data):
             return
         self.chunks.append(data)
         self.buffered_bytes += len(data)
@@ -312,6 +325,7 @@ class _Connection(asyncio.Protocol):
         self.on_body = self._parts.append  # httptools looks its callbacks up once, here
         self._parser = httptools.HttpResponseParser(self)
         self._answer: _Answer | None = None
+        self._head_bytes = 0  # come before the answer's head was whole
         self._reading = True
 
     @property
@@ -322,10 +336,19 @@ class _Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    async def prove(self, check: CheckPeer) -> None:
+        """In a thread: it reads tables of the kernel. Raises what `check` raises, or EngineUnreachable."""
+        assert self._transport is not None  # noqa: S101  # it is connected
+        ours, theirs = (self._transport.get_extra_info(name)[:2] for name in ("sockname", "peername"))
+        await asyncio.to_thread(check, self.origin, ours, theirs)
+        if not self.usable:
+            raise EngineUnreachable("the engine closed the connection at once")
+
     async def ask(self, payload: bytes, first: FirstConsumer | None = None) -> _Answer:
         assert self._transport is not None  # noqa: S101  # the pool only hands out connected ones
         self._answer = answer = _Answer(self, first)
         self._parts.clear()
+        self._head_bytes = 0
         self.last_active = monotonic()
         self._transport.write(payload)
         try:
@@ -362,17 +385,22 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = self.last_active = monotonic()
-        if self._answer is None:  # nothing was asked: do not trust what else comes on this connection
+        answer = self._answer
+        if answer is None:  # nothing was asked: do not trust what else comes on this connection
             self.cancel()
             return
         problem: str | None = None
+        if answer.status == 0:
+            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             problem = "the engine's answer is not HTTP"
         except httptools.HttpParserUpgrade:
             problem = "the engine's answer is not HTTP/1.1"
-        if self._parts and (answer := self._answer) is not None:
+        if answer.status == 0 and self._head_bytes > _MOST_HEAD_BYTES:
+            problem = _LONG_HEAD
+        if self._parts and self._answer is not None:
             answer.add(self._parts)
             if answer.buffered_bytes > _BUFFER_HIGH and self._reading and self._transport is not None:
                 self._reading = False
@@ -395,8 +423,9 @@ class _Connection(asyncio.Protocol):
         self._transport = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._answer is not None:
-            self._answer.headers.append((name.lower(), value))
+        answer = self._answer
+        if answer is not None and not answer.status:  # else a field after the body
+            answer.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         answer = self._answer
@@ -405,6 +434,11 @@ class _Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status < 200:  # noqa: PLR2004  # 1xx: the real answer follows
             answer.headers.clear()
+            return
+        if len(answer.headers) > _MOST_HEADERS or (
+            self._head_bytes > _MOST_HEAD_BYTES < sum(len(name) + len(value) for name, value in answer.headers)
+        ):
+            self.fail(EngineDisconnected(_LONG_HEAD))
             return
         answer.status = status
         answer.wake()

@@ -27,14 +27,16 @@ def _repeated_unique_ids(gpus: tuple[AmdGpu, ...]) -> frozenset[int]:
 
 def _device(gpu: AmdGpu, device_id: str, index: int, repeated: frozenset[int]) -> Device:
     current = _current_layout(gpu, device_id, repeated)
+    units, memory_bytes = _sum_known([node.compute_units for node in gpu.nodes]), _memory_bytes(gpu)
+    seen = None if gpu.is_partly_hidden else units
     return Device(
         id=device_id,
         index=index,
         vendor=Vendor.AMD,
-        product=product_name(gpu.pci_device, gpu.nodes[0].gfx_target if gpu.nodes else 0),
-        market_name=gpu.product_name or market_name(gpu.pci_device),
-        memory_bytes=_memory_bytes(gpu),
-        compute_units=_sum_known([node.compute_units for node in gpu.nodes]),
+        product=product_name(gpu.pci_device, gpu.nodes[0].gfx_target if gpu.nodes else 0, seen, memory_bytes),
+        market_name=gpu.product_name or market_name(gpu.pci_device, seen),
+        memory_bytes=memory_bytes,
+        compute_units=units,
         layout=current,
         layouts=_layouts(gpu, device_id, current),
         hive=f"{gpu.hive_id:016x}" if gpu.hive_id else None,

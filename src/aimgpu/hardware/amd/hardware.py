@@ -120,7 +120,7 @@ def _identity(gpu: AmdGpu, device: Device, index: int) -> Identity:
         environment["AIM_COMPUTE_MODE"] = device.layout.compute_mode
     if device.layout.memory_mode is not None:
         environment["AIM_MEMORY_MODE"] = device.layout.memory_mode
-    if node.xccs:
+    if node.xccs and len(device.layout.partitions) > 1:  # the only partition has every die
         environment["AIM_XCD_ID"] = ",".join(str(xcd) for xcd in range(first, first + node.xccs))
     return Identity(
         environment=environment, device_nodes=(KFD_NODE, *([partition.render_node] if partition.render_node else []))

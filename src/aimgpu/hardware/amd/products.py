@@ -1,42 +1,20 @@
-"""Names of AMD's accelerators by PCI device id, for people only: what a device can do is read from the device."""
+"""Names of AMD's GPUs by PCI device id, for people only: what a device can do is read from the device."""
 
-_PRODUCTS = {
-    0x7408: "MI250X",
-    0x740C: "MI250X",
-    0x740F: "MI210",
-    0x74A0: "MI300A",
-    0x74A1: "MI300X",
-    0x74A2: "MI308X",
-    0x74A5: "MI325X",
-    0x74A8: "MI308X",
-    0x74A9: "MI300X",
-    0x75A0: "MI350X",
-    0x75A3: "MI355X",
-    0x75A8: "MI350P",
-}
-_VIRTUAL_FUNCTIONS = {
-    0x7410: "MI210",
-    0x74B4: "MI300A",
-    0x74B5: "MI300X",
-    0x74B6: "MI308X",
-    0x74B9: "MI325X",
-    0x74BC: "MI308X",
-    0x74BD: "MI300X",
-    0x75B0: "MI350X",
-    0x75B3: "MI355X",
-}
+from aimgpu.hardware.known_gpus import recognise_pci
+
+_VIRTUAL_FUNCTIONS = frozenset({0x7410, 0x74B4, 0x74B5, 0x74B6, 0x74B9, 0x74BC, 0x74BD, 0x75B0, 0x75B3})
 
 
-def product_name(pci_device: int, gfx_target: int) -> str:
+def product_name(pci_device: int, gfx_target: int, compute_units: int | None = None, memory_bytes: int | None = None) -> str:
     """Such as "MI300X", or "gfx942-74ff" for a device that has no name here."""
-    known = _PRODUCTS.get(pci_device) or _VIRTUAL_FUNCTIONS.get(pci_device)
-    return known or f"{gfx_name(gfx_target)}-{pci_device:04x}"
+    known = recognise_pci(pci_device, compute_units, memory_bytes)
+    return known.product if known else f"{gfx_name(gfx_target)}-{pci_device:04x}"
 
 
-def market_name(pci_device: int) -> str | None:
+def market_name(pci_device: int, compute_units: int | None = None) -> str | None:
     """As AMD sells it; None for a device without a name here."""
-    known = _PRODUCTS.get(pci_device) or _VIRTUAL_FUNCTIONS.get(pci_device)
-    return f"AMD Instinct {known}" if known else None
+    known = recognise_pci(pci_device, compute_units, None)
+    return known.market_name if known else None
 
 
 def is_virtual_function(pci_device: int) -> bool:

@@ -4,6 +4,7 @@ import math
 import re
 
 from aimgpu.domain import Device, Layout, Partition, SliceProfile, Vendor
+from aimgpu.hardware.known_gpus import recognise
 from aimgpu.hardware.nvidia.facts import Gpu, MemoryFacts
 from aimgpu.hardware.nvidia.instances import (
     MigInstance,
@@ -93,7 +94,10 @@ def partition_id(device_id: str, instance: MigInstance) -> str:
 
 
 def product_name(market_name: str | None, total_bytes: int) -> str:
-    """Model and size: H200-141 of "NVIDIA H200", A100-80 of "NVIDIA A100-SXM4-80GB"."""
+    """Model and size: H200-141 of "NVIDIA H200", RTX-4090-24 of "NVIDIA GeForce RTX 4090"."""
+    known = recognise(Vendor.NVIDIA, market_name, total_bytes)
+    if known is not None:
+        return known.product
     name = market_name or "unknown"
     model, size = _MODEL.search(name), _GIGABYTES.search(name)
     words = model[1] if model else re.sub(r"^(NVIDIA|Tesla|Quadro)\s+", "", name).replace(" ", "-")

@@ -25,9 +25,9 @@ _NAMES_IN_HINT = 12
 class _Slot:
     """One simulated GPU: what never changes about it."""
 
-    def __init__(self, part: Product, number: int, index: int) -> None:
+    def __init__(self, part: Product, number: int, index: int, prefix: str) -> None:
         self.product = part
-        self.id = f"sim-{part.name.lower()}-{number}"
+        self.id = f"{prefix}-{part.name.lower()}-{number}"
         self.index = index
         self.hive = f"sim-hive-{part.name.lower()}" if part.linked else None
         self.book = LayoutBook(part, self.id)
@@ -36,9 +36,11 @@ class _Slot:
 class SimulatedHardware:
     """GPUs that are not there. Layouts last as long as the state file; what holds a Device is a live process."""
 
+    id_prefix = "sim"
+
     def __init__(self, products: Sequence[tuple[str, int]], state_path: Path | None = None) -> None:
         """`products`: names and how many of each, e.g. [("MI300X", 2)]. Raises UnknownProduct."""
-        self._slots = {slot.id: slot for slot in _make_slots(products)}
+        self._slots = {slot.id: slot for slot in _make_slots(products, self.id_prefix)}
         self._store = StateStore(state_path)
         self._scope = str(state_path.absolute()) if state_path else uuid.uuid4().hex
 
@@ -84,7 +86,7 @@ class SimulatedHardware:
         }
         if device.layout.memory_mode is not None:
             environment["AIM_MEMORY_MODE"] = device.layout.memory_mode
-        if chip is not None:
+        if chip is not None and len(device.layout.partitions) > 1:  # the only partition has every die
             each = chip.xccs // len(device.layout.partitions)
             owned = range(partition.index * each, (partition.index + 1) * each)
             environment["AIM_XCD_ID"] = ",".join(str(xcd) for xcd in owned)
@@ -199,7 +201,7 @@ class SimulatedHardware:
         return self._slots[device_id]
 
 
-def _make_slots(products: Sequence[tuple[str, int]]) -> list[_Slot]:
+def _make_slots(products: Sequence[tuple[str, int]], prefix: str) -> list[_Slot]:
     slots: list[_Slot] = []
     numbers: dict[str, int] = {}
     for name, count in products:
@@ -207,7 +209,7 @@ def _make_slots(products: Sequence[tuple[str, int]]) -> list[_Slot]:
         for _ in range(count):
             number = numbers.get(part.name, 0)
             numbers[part.name] = number + 1
-            slots.append(_Slot(part, number, len(slots)))
+            slots.append(_Slot(part, number, len(slots), prefix))
     return slots
 
 

@@ -16,7 +16,7 @@ class LayoutBook:
         self._part = part
         self._device_id = device_id
         self._mig_partitions: dict[tuple[str, int], Partition] = {}
-        self.layouts = self._amd_layouts() if part.chip else self._nvidia_layouts()
+        self.layouts = self._amd_layouts() if part.chip else self._whole_and_mig_layouts()
         self._by_name = {layout.name: layout for layout in self.layouts}
 
     @property
@@ -51,7 +51,7 @@ class LayoutBook:
         )
         return tuple(layout for layout in predicted if layout is not None)
 
-    def _nvidia_layouts(self) -> tuple[Layout, ...]:
+    def _whole_and_mig_layouts(self) -> tuple[Layout, ...]:
         whole = Partition(
             id=f"{self._device_id}/{WHOLE}-0",
             device_id=self._device_id,

@@ -1,4 +1,5 @@
-"""What a node gives to containers: grants in the ledger, layouts, isolation, and the edits that a container needs.
+"""The side of a node: the agent, what it offers to the kubelet, and what it gives to containers.
 
-The DRA driver and the device plugin stand on it. Not here: gRPC, the Kubernetes API.
+Start at `agent.agent`. `dra_driver`, `device_plugin` and `kai` are three ways in which pods get GPUs. They stand on grants in
+the ledger, layouts, isolation and `cdi`, the edits that a container needs. `kubelet_api` and `grpc_server`: the kubelet's gRPC.
 """

@@ -16,11 +16,11 @@ from aimgpu.domain import (
     Partition,
     Priority,
 )
-from aimgpu.errors import HardwareUnavailable, NotFound
+from aimgpu.errors import NotFound, PartitionGone
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.isolation.protocols import Enforcement, Isolator
-from aimgpu.kubernetes.cdi import CdiMount, ContainerEdits
-from aimgpu.kubernetes.names import COMPUTE_VARIABLE, LEVEL_VARIABLE, MEMORY_VARIABLE
+from aimgpu.kubernetes.node.cdi import CdiMount, ContainerEdits
+from aimgpu.kubernetes.vocabulary.names import COMPUTE_VARIABLE, LEVEL_VARIABLE, MEMORY_VARIABLE
 from aimgpu.ledger import Ledger
 from aimgpu.units import PPM
 
@@ -57,6 +57,7 @@ class PodTenant:
     id: str
     owner: str  # the claim or pod, for people
     slots: tuple[NodeSlot, ...]
+    model: str = ""  # that it serves, where that is known
     isolation: IsolationRequirement = IsolationRequirement.NONE
     priority: Priority = Priority.MEDIUM
 
@@ -108,6 +109,20 @@ class NodeGrants:
         self._ledger.update(replace(instance, state=InstanceState.READY))
         return Given(grants=tuple(given), edits=edits.merged(_describe(given)), notes=tuple(notes))
 
+    def look(self, partitions: Sequence[Partition]) -> ContainerEdits:
+        """What a container needs to see these, whoever uses them. It is charged nothing and held to nothing."""
+        devices = {device.id: device for device in self._hardware.read_devices()}
+        edits = ContainerEdits()
+        for each in partitions:
+            device = devices.get(each.device_id)
+            partition = device.partition(each.id) if device else None
+            if device is None or partition is None:
+                raise PartitionGone(f"{each.id} is not there any more")
+            identity = self._hardware.identify(device, partition)
+            seen = ContainerEdits(environment=dict(identity.environment), device_nodes=identity.device_nodes)
+            edits = _merge_visible(edits, seen)
+        return edits
+
     def release(self, tenant_id: str) -> bool:
         """Give back everything of this tenant; whether it held anything. Safe to repeat, and after a crash at any point."""
         instance = self._ledger.instance(tenant_id)
@@ -131,7 +146,7 @@ class NodeGrants:
             device = devices.get(slot.device_id)
             partition = device.partition(slot.partition_id) if device else None
             if device is None or partition is None:
-                raise HardwareUnavailable(f"{slot.partition_id} is not there", hint="The GPU went away, or its layout changed.")
+                raise PartitionGone(f"{slot.partition_id} is not there any more")
             grants.append(
                 Grant(
                     id=f"{tenant.id}.{once}.{number}",
@@ -151,7 +166,7 @@ class NodeGrants:
             id=tenant.id,
             deployment=tenant.owner,
             replica=0,
-            model="",
+            model=tenant.model,
             engine="",
             launcher="pod",
             state=InstanceState.LOADING,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aimgpu.domain import Device
 from aimgpu.domain.slices import Placed, layout_name
-from aimgpu.errors import AimGpuError, Conflict, HardwareUnavailable, NotAllowed
+from aimgpu.errors import AimGpuError, Conflict, HardwareUnavailable, PartitionGone
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.ledger import Ledger
 
@@ -23,21 +23,20 @@ class NodeLayouts:
     hardware: Hardware
     ledger: Ledger
     allowed: bool  # whether a claim may change a layout
+    planned: bool = False  # a PartitionPlan changes the node now: claims change nothing
     changing: set[str] = field(default_factory=set)  # GPUs being repartitioned now
 
     def ensure(self, device_id: str, partition_id: str, wanted: str) -> None:
         """Make that partition exist. `wanted`: the name of a layout, or a MIG placement to add.
 
-        Raises NotAllowed where layouts are fixed, Conflict where grants are in the way, or what the hardware raises.
+        Raises PartitionGone where layouts are fixed, Conflict where grants are in the way, or what the hardware raises.
         """
         device = self._device(device_id)
         if device.partition(partition_id) is not None:
             return
-        if not self.allowed:
-            raise NotAllowed(
-                f"{partition_id} does not exist and layouts are fixed on this node",
-                hint="Start the node agent with --repartition, or change the layout with a PartitionPlan.",
-            )
+        if self.planned or not self.allowed:
+            why = "a PartitionPlan changes this node" if self.planned else "claims may not change layouts on this node"
+            raise PartitionGone(f"{device_id} is {device.layout.name} and has no {partition_id}; {why}")
         target = self._target(device, partition_id, wanted)
         self._note(device)
         self.changing.add(device_id)

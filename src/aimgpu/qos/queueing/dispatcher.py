@@ -261,6 +261,14 @@ class Dispatcher(Generic[ServerT]):
         line = self._lines.pop(model, None)
         return [] if line is None else line.pop_expired(float("inf"))
 
+    def withdraw_late(self, model: str, now: float) -> list[Ticket]:
+        """Those that have waited as long as their class may, though they were held for longer."""
+        line = self._lines.get(model)
+        late = [] if line is None else line.late(now)
+        for ticket in late:
+            self.withdraw(ticket)
+        return late
+
     def waiting_models(self) -> tuple[str, ...]:
         """Models that something waits for."""
         return tuple(self._lines)
@@ -395,13 +403,14 @@ class Dispatcher(Generic[ServerT]):
         least = float("inf")
         for server in servers:
             state = self._state(server)
-            load = state.pool.in_flight / state.limit.allowed
-            if load < least and server.instance_id not in ticket.avoid and self._has_room(server, state, rank, now):
+            allowed = state.limit.allowed
+            load = state.pool.in_flight / allowed
+            if load < least and server.instance_id not in ticket.avoid and self._has_room(state, allowed, rank, now):
                 chosen, least = server, load
         return chosen
 
-    def _has_room(self, server: ServerT, state: BackendState, rank: int, now: float) -> bool:
-        device = server.device_id
+    def _has_room(self, state: BackendState, allowed: int, rank: int, now: float) -> bool:
+        device = state.device_id
         share = 1.0
         if device is not None:
             if rank == 0 and self.recalls.is_hurried(device, now):
@@ -409,7 +418,7 @@ class Dispatcher(Generic[ServerT]):
             share = self.low_shares.get(device, 1.0)
             if self._devices.limited and not self._devices.has_room(device, rank, now, share):
                 return False
-        return state.pool.has_room(rank, state.limit.allowed, self.policy, now, share) and state.breaker.may_send(now)
+        return state.pool.has_room(rank, allowed, self.policy, now, share) and state.breaker.may_send(now)
 
     def _free(self, state: BackendState, rank: int) -> None:
         state.pool.ended(rank)
@@ -427,7 +436,7 @@ class Dispatcher(Generic[ServerT]):
         return state
 
     def _start(self, ticket: Ticket, server: ServerT, now: float) -> Started[ServerT]:
-        state = self._state(server)
+        state = self._states[server.instance_id]
         state.pool.began(ticket.priority.rank)
         state.breaker.sent()
         if self._devices.limited:

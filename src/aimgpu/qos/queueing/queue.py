@@ -79,6 +79,11 @@ class ClassQueue:
                     expired.append(ticket)
         return expired
 
+    def late(self, now: float) -> list[Ticket]:
+        """Those whose place in the line is past, whether or not they may wait on."""
+        heaps = self._heaps.values()
+        return [ticket for heap in heaps for order, _, ticket in heap if order <= now and ticket.state is TicketState.WAITING]
+
     def extend(self, seconds: float) -> None:
         """All without a deadline may wait so long from their arrival, and keep their place."""
         for priority in BY_RANK:

@@ -27,7 +27,8 @@ class TargetReport:
     name: str
     target_part: float
     target_seconds: float | None
-    attainment: float | None  # over the budget window
+    judged: int  # requests, or slices, that could keep it or not, over the budget window
+    attainment: float | None  # the part of them that did; None: too few to say
     budget_left: float | None  # 1: untouched, 0: spent, below: overspent
     fast_burn: float | None
     slow_burn: float | None
@@ -199,13 +200,14 @@ def _total(trackers: Sequence[ObjectiveTracker], window: int, now: float) -> Sli
     return merged
 
 
-def _attained(target: Target, parts: Sequence[Slice], enough: int) -> float | None:
+def _judged(target: Target, parts: Sequence[Slice]) -> int:
+    return sum(part.judged.get(target.name, 0) for part in parts)
+
+
+def _attained(target: Target, parts: Sequence[Slice], enough: int = _ENOUGH) -> float | None:
     """The part of the requests that kept it; None where it was judged fewer times than `enough`."""
-    name, judged, met = target.name, 0, 0
-    for part in parts:
-        judged += part.judged.get(name, 0)
-        met += part.met.get(name, 0)
-    return met / judged if judged >= enough else None
+    judged = _judged(target, parts)
+    return sum(part.met.get(target.name, 0) for part in parts) / judged if judged >= enough else None
 
 
 def _burn(target: Target, parts: Sequence[Slice], enough: int = _ENOUGH) -> float | None:
@@ -221,7 +223,8 @@ def _report_target(target: Target, fast: Sequence[Slice], slow: Sequence[Slice],
         target_seconds=target.seconds,
         target_tokens_per_second=target.tokens_per_second,
         promise=target.promise,
-        attainment=_attained(target, budget, 1),
+        judged=_judged(target, budget),
+        attainment=_attained(target, budget),
         budget_left=None if spent is None else 1 - spent,
         fast_burn=_burn(target, fast),
         slow_burn=_burn(target, slow),

@@ -133,8 +133,8 @@ def _kv_term(request: SizingRequest, architecture: Architecture) -> Term:
 
 def _block_tokens(request: SizingRequest, architecture: Architecture) -> int:
     """Hybrids widen the block until a page of attention is as large as one layer's state."""
-    linear = architecture.layers - architecture.caching_layers
-    if not architecture.state_elements or linear <= 0:
+    linear = architecture.stateful_layers
+    if linear <= 0:
         return _CPU_BLOCK if "cpu" in (request.engine_version or "") and not architecture.kv_lora_rank else BLOCK
     element = kv_element_bytes(request.cache_kind)
     page = state_bytes(architecture, 1, _F32, request.tensor_parallel) // linear
@@ -144,9 +144,9 @@ def _block_tokens(request: SizingRequest, architecture: Architecture) -> int:
 
 def _state_bytes(request: SizingRequest, architecture: Architecture, block: int, element: Fraction) -> int:
     """Every request holds one padded page for each layer that keeps a state."""
-    if not architecture.state_elements:
+    linear = architecture.stateful_layers
+    if not linear:
         return 0
-    linear = architecture.layers - architecture.caching_layers
     token = bytes_per_token_and_layer(architecture, element, request.tensor_parallel)
     return round((request.concurrency + 1) * linear * block * token)
 

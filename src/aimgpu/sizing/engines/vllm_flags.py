@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 
 from aimgpu.domain import Term
+from aimgpu.sizing.adapters import vllm_adapter_flags
 from aimgpu.sizing.engines.vllm import BLOCK, CACHE_BYTES_SINCE, batched_tokens, graph_sizes, is_at_least
 from aimgpu.sizing.request import SizingRequest
 
@@ -24,6 +25,7 @@ def vllm_flags(request: SizingRequest, terms: tuple[Term, ...]) -> Mapping[str, 
         "--max-model-len": str(request.context),
         "--max-num-seqs": str(request.requests_at_once),
         "--max-num-batched-tokens": str(batched_tokens(request)),
+        **vllm_adapter_flags(request.adapters),
     }
     if request.element_bytes > _HALF:
         flags["--dtype"] = "float32"

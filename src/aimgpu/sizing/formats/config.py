@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aimgpu.errors import InvalidModelFile
+from aimgpu.sizing.formats.hybrid import find_layers, state_elements
 from aimgpu.sizing.model import Architecture, ModelKind
 
 LARGEST_CONFIG = 1 << 20
@@ -13,12 +14,26 @@ _LARGEST_NUMBER = 1 << 31
 _ENCODER_TYPES = ("bert", "roberta", "xlm-roberta", "nomic_bert", "modernbert", "mpnet", "distilbert", "electra", "deberta-v2")
 _WINDOW_EVERY = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "gpt_oss": 2, "cohere2": 4}  # one layer in so many sees everything
 _SLIDING = ("sliding_attention", "chunked_attention")
-_LINEAR = ("linear_attention", "mamba", "conv", "recurrent")
-_QUANT_METHODS = {"awq": "awq", "fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4", "modelopt": "nvfp4"}
+_QUANT_METHODS = {"awq": "awq", "fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def read_config(text: str) -> tuple[Architecture | None, str | None]:
     """Shape and quantisation of a config.json; None where it does not say."""
+    config, quantised = _read(text)
+    return _architecture(config), _quantisation(quantised)
+
+
+def read_precision(text: str) -> tuple[str, str | None]:
+    """The precision that the weights are written in, and the name of a quantisation that is not known here."""
+    config, quantised = _read(text)
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    found = _quantisation(quantised)
+    unknown = str(method or "without a name")[:64] if quantised and found is None else None
+    return found or _DTYPES.get(config.text("torch_dtype", "dtype"), "bf16"), unknown
+
+
+def _read(text: str) -> tuple["_Config", object]:
     if len(text) > LARGEST_CONFIG:
         raise InvalidModelFile("config.json is larger than 1 MiB", hint="Give the folder of a model.")
     try:
@@ -31,19 +46,19 @@ def read_config(text: str) -> tuple[Architecture | None, str | None]:
         (whole[key] for key in ("text_config", "llm_config", "language_config") if isinstance(whole.get(key), dict)), {}
     )
     config = _Config({**whole, **nested}, family=str(nested.get("model_type") or whole.get("model_type") or "unknown"))
-    return _architecture(config), _quantisation(whole.get("quantization_config") or nested.get("quantization_config"))
+    return config, whole.get("quantization_config") or nested.get("quantization_config")
 
 
 class _Config:
     """Numbers under any of the names that families give them."""
 
     def __init__(self, table: Mapping[str, Any], family: str) -> None:
-        self._table = table
+        self.table = table
         self.family = family[:64]
 
     def number(self, *names: str, default: int = 0) -> int:
         for name in names:
-            value = self._table.get(name)
+            value = self.table.get(name)
             if isinstance(value, list):
                 value = max((item for item in value if isinstance(item, int)), default=None)
             if isinstance(value, int) and not isinstance(value, bool):
@@ -52,12 +67,15 @@ class _Config:
                 return value
         return default
 
+    def text(self, *names: str) -> str:
+        return next((value for name in names if isinstance(value := self.table.get(name), str)), "").removeprefix("torch.")
+
     def flag(self, name: str, *, default: bool) -> bool:
-        value = self._table.get(name)
+        value = self.table.get(name)
         return value if isinstance(value, bool) else default
 
     def layer_types(self) -> Sequence[str]:
-        value = self._table.get("layer_types")
+        value = self.table.get("layer_types")
         return [str(item) for item in value[:_MOST_LAYERS]] if isinstance(value, list) else ()
 
 
@@ -65,10 +83,14 @@ def _architecture(config: _Config) -> Architecture | None:
     layers = config.number("num_hidden_layers", "n_layer", "num_layers")
     hidden = config.number("hidden_size", "n_embd", "d_model")
     heads = config.number("num_attention_heads", "n_head")
+    hybrid = find_layers(config.table, config.family, layers)
+    if hybrid is not None and not hybrid.attention:
+        heads = 1  # of which there are none
     if not layers or not hidden or not heads or layers > _MOST_LAYERS or heads > hidden:
         return None
+    states = hybrid.states if hybrid is not None else 0
+    attending = hybrid.attention if hybrid is not None else layers
     intermediate = config.number("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
-    linear = _linear_layers(config, layers)
     kv_heads = config.number("num_key_value_heads", "num_kv_heads") or heads
     head_dim = config.number("head_dim") or config.number("v_head_dim") or hidden // heads
     wide = config.number("global_head_dim")  # Gemma 4: layers that see everything have heads of their own
@@ -86,10 +108,11 @@ def _architecture(config: _Config) -> Architecture | None:
         tied_embeddings=config.flag("tie_word_embeddings", default=True),
         max_context=config.number("max_position_embeddings", "n_positions"),
         sliding_window=_window(config),
-        sliding_layers=_sliding_layers(config, layers - linear, shared) if _window(config) else 0,
+        sliding_layers=_sliding_layers(config, attending, shared) if _window(config) else 0,
         sliding_kv_elements=2 * kv_heads * head_dim if wide else 0,
-        attention_layers=max(layers - linear - shared, 0) if linear or shared else None,
-        state_elements=linear * _state_elements(config, hidden) if linear else 0,
+        attention_layers=max(attending - shared, 0) if hybrid is not None or shared else None,
+        state_elements=states * state_elements(config.table, config.family, hidden, heads) if states else 0,
+        state_layers=states if hybrid is not None else None,
         kv_lora_rank=config.number("kv_lora_rank"),
         rope_head_dim=config.number("qk_rope_head_dim") if config.number("kv_lora_rank") else 0,
         experts=(experts := config.number("num_experts", "num_local_experts", "n_routed_experts")),
@@ -112,27 +135,6 @@ def _sliding_layers(config: _Config, attending: int, shared: int) -> int:
     return attending - attending // every if every else attending
 
 
-def _linear_layers(config: _Config, layers: int) -> int:
-    """Layers that keep a constant state instead of keys and values."""
-    types = config.layer_types()
-    if types:
-        return min(sum(kind in _LINEAR for kind in types), layers)
-    every = config.number("full_attention_interval", "attn_layer_period")
-    return layers - layers // every if every > 1 else 0
-
-
-def _state_elements(config: _Config, hidden: int) -> int:
-    """What one such layer keeps for a sequence: the window of its convolution, and the state."""
-    window = max(config.number("linear_conv_kernel_dim", "mamba_d_conv", "conv_L_cache", default=4) - 1, 0)
-    values, keys = config.number("linear_num_value_heads"), config.number("linear_num_key_heads")
-    if values:  # gated delta rule
-        key_dim, value_dim = config.number("linear_key_head_dim"), config.number("linear_value_head_dim")
-        return window * (2 * keys * key_dim + values * value_dim) + values * key_dim * value_dim
-    inner = config.number("mamba_expand", default=2) * hidden
-    state = config.number("mamba_d_state", "ssm_state_size")
-    return window * (inner + 2 * config.number("mamba_n_groups", default=1) * state) + inner * state
-
-
 def _quantisation(config: object) -> str | None:
     """The precision that a quantised checkpoint has, by the words of its method."""
     if not isinstance(config, dict):
@@ -140,6 +142,8 @@ def _quantisation(config: object) -> str | None:
     method = str(config.get("quant_method", "")).lower()
     if method in _QUANT_METHODS:
         return _QUANT_METHODS[method]
+    if method == "modelopt":
+        return "fp8" if "FP8" in str(config.get("quant_algo", "")).upper() else "nvfp4"
     if method == "bitsandbytes":
         return "nf4" if config.get("load_in_4bit") else "int8"
     bits = config.get("bits") or _compressed_bits(config)

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from aimgpu.errors import InvalidModelFile
-from aimgpu.sizing.formats.config import read_config
+from aimgpu.sizing.formats.config import read_config, read_precision
 from aimgpu.sizing.formats.safetensors import DTYPE_BITS, SafeTensor
 from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
-from aimgpu.sizing.shape import least_parameters
+from aimgpu.sizing.shape import embedding_parameters, layer_parameters, least_parameters, state_parameters
 
 _PRECISION_OF = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8"}
 _SCALES = (".scales", ".qzeros", ".g_idx", "_scale", "_scale_inv", "_scales", ".absmax", ".quant_map", ".zero_point")
@@ -20,8 +20,9 @@ def facts_from_folder(name: str, config_text: str, tensors: Iterable[SafeTensor]
     """Exact bytes from the tensor tables; the shape from the config."""
     table = tuple(tensors)
     architecture, quantised = read_config(config_text)
+    _, unknown = read_precision(config_text)
     if not table:
-        raise InvalidModelFile("the folder has no safetensors file", hint="Give the folder with the weights.")
+        return _without_weights(name, config_text, architecture)
     precision = quantised or _main_precision(table)
     names = {tensor.name for tensor in table}
     if architecture is not None:
@@ -36,8 +37,38 @@ def facts_from_folder(name: str, config_text: str, tensors: Iterable[SafeTensor]
         architecture=architecture,
         tensor_bytes=sum(tensor.size_bytes for tensor in table),
         input_embedding_bytes=embedding.size_bytes if embedding else None,
-        remarks=_remarks(parameters, architecture) if quantised is None else (),
+        remarks=_doubts(parameters, architecture, unknown) if quantised is None else (),
     )
+
+
+def _without_weights(name: str, config_text: str, architecture: Architecture | None) -> ModelFacts:
+    """The shape of config.json gives the parameters: an estimate."""
+    if architecture is None:
+        raise InvalidModelFile(
+            "the folder has no safetensors file, and its config.json no layers", hint="Give the folder with the weights."
+        )
+    precision, unknown = read_precision(config_text)
+    if unknown is not None:
+        raise InvalidModelFile(
+            f"the folder has no safetensors file, and its quantisation ({unknown}) is not known",
+            hint="Give the folder with the weights: their bytes are counted then.",
+        )
+    parameters = embedding_parameters(architecture) + layer_parameters(architecture) + state_parameters(architecture)
+    remark = f"no weight files: about {parameters} parameters by the layers of config.json, without towers for images or sound"
+    return ModelFacts(
+        name=name,
+        source="config.json",
+        parameters=parameters,
+        precision=precision,
+        architecture=architecture,
+        remarks=(remark,),
+    )
+
+
+def _doubts(parameters: int, architecture: Architecture | None, unknown: str | None) -> tuple[str, ...]:
+    if unknown is None:
+        return _remarks(parameters, architecture)
+    return (f"quantised by a method that is not known ({unknown}): weights are counted as their files have them",)
 
 
 def _remarks(parameters: int, architecture: Architecture | None) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import { api, ApiError } from "./api.js";
 import { h } from "./dom.js";
 import { bytes, gib } from "./format.js";
-import { changed, cluster, go, state } from "./store.js";
+import { changed, cluster, openChat, state } from "./store.js";
 import { announceOnce, button, complain, confirmFirst, copy, field, openDialog, problem, say } from "./ui.js";
 
 /** Runs a write; where the daemon asks for a key, opens the dialog for it. */
@@ -25,32 +25,32 @@ export function modelActions(model, { openDrawer, openDeploy }) {
   const path = `/models/${encodeURIComponent(model.name)}`;
   return [
     { text: "Details", run: () => openDrawer(model.name) },
-    { text: "Chat", run: () => go("chat", model.name) },
+    { text: "Chat", run: () => openChat(model.name) },
     { text: "Logs", run: () => openDrawer(model.name, "logs"), disabled: model.instances.length ? null : "Nothing runs" },
     { text: "Copy curl", run: () => copy(curl(model), "the curl command") },
     "-",
-    { text: "Load", run: () => act(`${model.name} is loading.`, () => api("POST", `${path}/wake`, {})), disabled: cannot ?? (asleep ? null : "It is not asleep") },
+    { text: "Wake", run: () => act(`${model.name} is loading.`, () => api("POST", `${path}/wake`, {})), disabled: cannot ?? (asleep ? null : "It is not asleep") },
     { text: "Sleep", run: () => act(`${model.name} is asleep.`, () => api("POST", `${path}/sleep`, {})), disabled: cannot ?? (ready ? null : "It is not loaded") },
     {
       text: model.pinned ? "Unpin" : "Pin",
-      note: model.pinned ? "unload after 10 min idle" : "never unload",
-      run: () => act(model.pinned ? `${model.name} is unloaded after 10 idle minutes.` : `${model.name} stays loaded.`, () => api("PATCH", path, model.pinned ? { keep: "10m" } : { pinned: true })),
+      note: model.pinned ? "sleep after 10 min idle" : "never sleep",
+      run: () => act(model.pinned ? `${model.name} sleeps after 10 idle minutes.` : `${model.name} stays loaded.`, () => api("PATCH", path, model.pinned ? { keep: "10m" } : { pinned: true })),
       disabled: cannot,
     },
     ...["high", "medium", "low"].filter((one) => one !== model.priority).map((one) => ({ text: `Priority ${one}`, run: () => act(`${model.name} has priority ${one}.`, () => api("PATCH", path, { priority: one })), disabled: cannot })),
     { text: "Resize…", run: () => openResize(model), disabled: cannot ?? (ready || cluster() ? null : "It is not loaded") },
     { text: "Edit…", run: () => openDeploy(model.name), disabled: cannot },
     "-",
-    { text: "Unload", tone: "bad", run: () => askUnload(model), disabled: cannot },
+    { text: "Stop", run: () => askStop(model), disabled: cannot },
   ];
 }
 
-export function askUnload(model) {
+export function askStop(model) {
   confirmFirst({
-    title: `Unload ${model.name}?`,
+    title: `Stop ${model.name}?`,
     text: `Requests in flight finish, then ${model.granted_bytes ? bytes(model.granted_bytes) : "what it holds"} is given back and the name stops answering.`,
-    act: "Unload",
-    run: () => act(`${model.name} is unloaded.`, () => api("POST", "/release", { names: [model.name] })),
+    act: "Stop",
+    run: () => act(`${model.name} is stopped.`, () => api("POST", "/release", { names: [model.name] })),
   });
 }
 

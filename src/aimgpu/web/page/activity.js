@@ -9,25 +9,29 @@ import { timelineCard } from "./timeline.js";
 import { button, card, openDialog } from "./ui.js";
 
 const prompts = new Map(); // by request, as they were looked at in this tab
+const RANGES = [[60, "1 minute"], [300, "5 minutes"], [1800, "30 minutes"], [3600, "1 hour"]];
+const range = { seconds: 300 };
 const filter = { model: "", outcome: "", most: innerWidth < 700 ? 25 : 200 }; // a card takes the height of five rows
 
 export function activityView() {
-  return [chartsCard(), timelineCard(60, { tall: true }), requestsCard()];
+  const choose = h("label", { class: "inline" }, "the last", h("select", { value: String(range.seconds), "aria-label": "Time range", onchange: (event) => { range.seconds = Number(event.target.value); changed(); } }, RANGES.map(([seconds, text]) => h("option", { key: seconds, value: String(seconds) }, text))));
+  return [h("div", { class: "row" }, h("span", { class: "grow" }), choose), chartsCard(), timelineCard(range.seconds, { tall: true }), requestsCard()];
 }
 
 function chartsCard() {
-  const samples = state.history.slice(-360);
+  const since = (state.history.at(-1)?.at ?? 0) - range.seconds;
+  const samples = state.history.filter((one) => one.at >= since);
   const times = samples.map((one) => one.at);
   const names = [...new Set(samples.flatMap((one) => Object.keys(one.models)))].slice(0, 8);
   const of = (name, key, absent) => samples.map((one) => one.models[name]?.[key] ?? absent);
   const memory = state.gpus.flatMap((gpu) => [
-    { name: `GPU ${gpu.index} granted`, colour: `var(--m${(gpu.index % 8) + 1})`, values: samples.map((one) => one.gpus[gpu.id]?.granted ?? null) },
-    { name: `GPU ${gpu.index} measured`, colour: `var(--m${(gpu.index % 8) + 1})`, dashed: true, values: samples.map((one) => one.gpus[gpu.id]?.measured ?? null) },
-  ]);
+    { name: `gpu${gpu.index} granted`, colour: `var(--m${(gpu.index % 8) + 1})`, values: samples.map((one) => one.gpus[gpu.id]?.granted ?? null) },
+    !gpu.simulated && { name: `gpu${gpu.index} measured`, colour: `var(--m${(gpu.index % 8) + 1})`, dashed: true, values: samples.map((one) => one.gpus[gpu.id]?.measured ?? null) },
+  ]).filter(Boolean);
   return h(
     "div",
     { class: "three" },
-    card("Memory", null, lineChart({ times, label: "Memory", latest: true, scale: 2 ** 30, format: (value) => bytes(value), lines: memory.slice(0, 8) })),
+    card("Memory", null, lineChart({ times, label: "Memory", latest: true, scale: 2 ** 30, format: (value) => bytes(value, { up: true }), lines: memory.slice(0, 8) })),
     card("Throughput", h("span", { class: "dim" }, "tokens per second"), lineChart({ times, label: "Tokens per second", format: (value) => rate(value), lines: names.map((name) => ({ name, colour: hue(name), values: of(name, "tps", 0) })) })),
     card("Latency", h("span", { class: "dim" }, "p95, whole answer"), lineChart({ times, label: "Latency", format: (value) => duration(value), lines: names.map((name) => ({ name, colour: hue(name), values: of(name, "latency", null) })) })),
   );
@@ -41,14 +45,14 @@ function requestsCard() {
     "span",
     { class: "row" },
     h("select", { value: filter.model, "aria-label": "Model", onchange: (event) => { filter.model = event.target.value; changed(); } }, h("option", { value: "" }, "all models"), models.map((name) => h("option", { key: name, value: name }, name))),
-    h("select", { value: filter.outcome, "aria-label": "Outcome", onchange: (event) => { filter.outcome = event.target.value; changed(); } }, [["", "any outcome"], ["ok", "answered"], ["failed", "failed"], ["waited", "waited"]].map(([value, text]) => h("option", { key: value, value }, text))),
+    h("select", { value: filter.outcome, "aria-label": "Outcome", onchange: (event) => { filter.outcome = event.target.value; changed(); } }, [["", "any outcome"], ["failed", "failed"], ["ok", "answered"], ["waited", "waited"]].map(([value, text]) => h("option", { key: value, value }, text))),
   );
   if (!state.requests.length) return card("Requests", aside, h("p", { class: "nodata" }, `No request has ended since the daemon started. ${keptText()}`));
-  const heads = ["Time", "Model", "Status", "Caller", "Class", "Queued", "First token", "Tokens", "Tokens/s", "Total", "Details"];
+  const columns = REQUEST_COLUMNS.filter((one) => !one.wanted || rows.some(one.wanted));
   return card(
     "Requests",
     aside,
-    h("div", { class: "scroll" }, h("table", { class: "requests" }, h("thead", {}, h("tr", {}, heads.map((text, at) => h("th", { key: `${text}${at}`, scope: "col" }, text)))), h("tbody", {}, rows.map(requestRow)))),
+    h("div", { class: "scroll" }, h("table", { class: "requests" }, h("thead", {}, h("tr", {}, columns.map(({ name }) => h("th", { key: name, scope: "col" }, name)))), h("tbody", {}, rows.map((one) => requestRow(one, columns))))),
     found.length > rows.length && h("div", { class: "row pad" }, button(`Show ${Math.min(100, found.length - rows.length)} more`, () => { filter.most += 100; changed(); }, { class: "quiet" })),
     h("p", { class: "dim small pad" }, `${keptText()} The list holds the last 500 requests of this tab.`),
   );
@@ -72,21 +76,37 @@ function decodeRate(one) {
   return one.tokens / (one.seconds - one.first_byte_seconds);
 }
 
-function requestRow(one) {
+/** `wanted`: a column that has nothing to show for any request is left out. */
+const REQUEST_COLUMNS = [
+  { name: "Time", cell: (one) => button(clock(one.ended), () => openPath(one), { class: "link", "aria-label": `Path of request ${one.number}, ended ${clock(one.ended)}` }) },
+  { name: "Model", cell: (one) => [h("b", { class: "swatch", style: { background: hue(one.model) } }), one.model] },
+  { name: "Outcome", cell: outcome },
+  { name: "Caller", cell: (one) => one.caller },
+  { name: "Class", cell: (one) => one.priority },
+  { name: "Queued", cell: (one) => duration(one.queued_seconds) },
+  { name: "First token", wanted: (one) => one.streamed, cell: (one) => (one.streamed ? duration(one.first_byte_seconds) : null) },
+  { name: "Tokens", wanted: (one) => one.tokens !== null, cell: (one) => (one.tokens === null ? null : number(one.tokens)) },
+  { name: "Tokens/s", wanted: (one) => decodeRate(one) !== null, cell: (one) => (decodeRate(one) === null ? null : rate(decodeRate(one))) },
+  { name: "Total", cell: (one) => duration(one.seconds) },
+];
+
+/** Only what failed is marked: a column of green would hide it. */
+function outcome(one) {
+  if (one.status < 400) return h("span", { class: "dim" }, "answered");
+  const gone = one.status === 499;
+  return [h("span", { class: `pill ${gone ? "dim" : "bad"}` }, gone ? "caller left" : `failed ${one.status}`), one.code && h("small", {}, one.code)];
+}
+
+/** A click anywhere in the row opens the path; by keyboard the time does. */
+function requestRow(one, columns) {
+  const open = (event) => { if (!event.target.closest("button") && !String(getSelection())) openPath(one); };
   return h(
     "tr",
-    { key: one.number },
-    h("td", { "data-label": "Time", class: "num" }, clock(one.ended)),
-    h("td", { "data-label": "Model" }, h("b", { class: "swatch", style: { background: hue(one.model) } }), one.model),
-    h("td", { "data-label": "Status" }, h("span", { class: `pill ${one.status < 400 ? "ok" : one.status === 499 ? "dim" : "bad"}`, title: one.code ?? null }, String(one.status)), one.code && h("small", {}, one.code)),
-    h("td", { "data-label": "Caller" }, one.caller),
-    h("td", { "data-label": "Class" }, one.priority),
-    h("td", { "data-label": "Queued", class: "num" }, duration(one.queued_seconds)),
-    h("td", { "data-label": "First token", class: "num" }, one.streamed ? duration(one.first_byte_seconds) : "–"),
-    h("td", { "data-label": "Tokens", class: "num" }, number(one.tokens)),
-    h("td", { "data-label": "Tokens/s", class: "num" }, rate(decodeRate(one))),
-    h("td", { "data-label": "Total", class: "num" }, duration(one.seconds)),
-    h("td", { class: "act" }, button("Path", () => openPath(one), { class: "link", "aria-label": `Path of request ${one.number}` })),
+    { key: one.number, class: "opens", onclick: open },
+    columns.map(({ name, cell }) => {
+      const shown = cell(one);
+      return h("td", { key: name, "data-label": name, class: shown === null ? "num blank" : "num" }, shown);
+    }),
   );
 }
 

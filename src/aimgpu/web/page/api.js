@@ -35,7 +35,7 @@ async function send(method, path, body, { kind = "control", signal } = {}) {
       signal,
       headers: headers(kind),
       body: body === undefined ? undefined : JSON.stringify(body),
-      credentials: "omit",
+      credentials: "same-origin",
       redirect: "error",
     });
   } catch (error) {

@@ -20,8 +20,9 @@ export function sparkline(values, colour, label) {
     the axis in these units. `latest`: the legend has the last sample, also where it is unknown, and not the last known. */
 export function lineChart({ times, lines, format, label, most = null, scale = 1, latest = false }) {
   const shown = lines.filter((line) => line.values.some((value) => value !== null && value !== undefined));
-  if (times.length < 2 || !shown.length) return h("p", { class: "nodata" }, "Nothing measured yet. The chart fills while the daemon runs.");
-  const top = most ?? niceTop(Math.max(...shown.flatMap((line) => line.values.map((value) => (value ?? 0) / scale)), scale > 1 ? 1 : 1e-9)) * scale;
+  if (times.length < 2 || !shown.length) return h("p", { class: "nodata" }, "Nothing measured in this time. The chart fills while requests come.");
+  const highest = Math.max(...shown.flatMap((line) => line.values.map((value) => (value ?? 0) / scale)), scale > 1 ? 1 : 0);
+  const top = most ?? niceTop(highest || 1) * scale;
   const begin = times[0];
   const span = times[times.length - 1] - begin || 1;
   const x = (at) => ((at - begin) / span) * 100;

@@ -1,27 +1,34 @@
-// Deploy a model: every change of the form is sized and placed at once, so that the answer is known before it is submitted.
+// Deploy a model: it is found by any part of its name; every further change is sized and placed at once, so that the answer
+// is known before it is submitted.
 
-import { act } from "./actions.js";
+import { openKeys } from "./actions.js";
 import { api, apiLines } from "./api.js";
 import { h } from "./dom.js";
-import { bytes, percent } from "./format.js";
-import { changed, cluster, state } from "./store.js";
-import { announceOnce, button, complain, drawLayers, field, openDialog, problem, say } from "./ui.js";
+import { bytes, percent, sentence } from "./format.js";
+import { changed, cluster, named, state } from "./store.js";
+import { announce, announceOnce, button, complain, drawLayers, field, moveByArrows, openDialog, problem, say, unseen } from "./ui.js";
 import { waterfall } from "./waterfall.js";
 
 const KINDS = ["memory", "fraction", "partition", "whole"];
 const PRECISIONS = ["fp16", "bf16", "fp8", "int8", "int4"];
+const MOST_FOUND = 8;
+const UNSET = { name: "", model: "", engine: "", precision: "", context: "", concurrency: "", gpu: "auto", amount: "", isolation: "none", priority: "medium", keep: "always", ttft: "", tpot: "", replicas: "", image: "" };
 let catalogue = null;
 
-export async function openDeploy(name = null, given = {}) {
+/** `given`: fields that are filled in; `find`: what is typed into the search. */
+export async function openDeploy(name = null, given = {}, { find = "" } = {}) {
   const base = name ? await readFields(name) : {};
   if (!base) return;
-  const form = { name: "chat", model: "", engine: "", precision: "", context: "", concurrency: "", gpu: "auto", amount: "", isolation: "none", priority: "medium", keep: "always", ttft: "", tpot: "", replicas: "", image: "", namespace: cluster()?.models[name] ?? cluster()?.namespace ?? "", ...given };
+  const form = { ...UNSET, namespace: cluster()?.models[name] ?? cluster()?.namespace ?? "", ...given };
   if (name) Object.assign(form, fromFields(name, base));
-  else if (state.models.some((model) => model.name === form.name)) form.name = freeName(form.name);
   const before = name ? { ...form } : { gpu: "auto", amount: "" };
   if (name) Object.assign(form, given);
-  const job = { form, base, before, check: null, error: null, checking: false, progress: null, editing: Boolean(name), timer: null, turn: 0 };
+  else if (form.model) form.name = freeName(form.name || shortName(form.model));
+  else form.model = find;
+  const job = { form, base, before, check: null, error: null, checking: false, progress: null, refused: null, failed: null, editing: Boolean(name), timer: null, turn: 0, found: null, chosen: Boolean(name || given.model), named: Boolean(given.name), options: Boolean(name) || Object.keys(given).some((key) => key !== "name" && key !== "model") };
   openDialog((close) => view(job, close), { label: name ? `Edit ${name}` : "Deploy a model", wide: true, onClose: () => clearTimeout(job.timer) });
+  if (job.chosen) recheck(job, 0);
+  else lookUp(job, 0);
   if (!catalogue) {
     try {
       catalogue = await api("GET", "/catalogue");
@@ -30,11 +37,52 @@ export async function openDeploy(name = null, given = {}) {
     }
     drawLayers();
   }
-  if (form.model) recheck(job, 0);
+}
+
+/** Of "Qwen/Qwen2.5-7B-Instruct-GGUF:Q4_K_M": "qwen2.5-7b". */
+export function shortName(model) {
+  const last = model.trim().split("/").pop().split(":")[0].toLowerCase();
+  const short = last.replace(/[.-]gguf$/, "").replace(/-(instruct|it|chat)\b/, "").replace(/[^a-z0-9._-]/g, "-").slice(0, 40);
+  return short.replace(/^[^a-z0-9]+|[^a-z0-9]+$/g, "") || "model";
+}
+
+export async function findModels(text) {
+  return (await api("GET", `/models/search?q=${encodeURIComponent(text.trim())}`)).models;
+}
+
+/** What is found is offered; only a name that is whole, or of which nothing is known, is sized as it stands. */
+function lookUp(job, delay = 200) {
+  clearTimeout(job.timer);
+  job.timer = setTimeout(async () => {
+    job.turn += 1;
+    const turn = job.turn;
+    const text = job.form.model.trim();
+    let found = [];
+    try {
+      found = await findModels(text);
+    } catch {
+      // sizing reports it
+    }
+    if (turn !== job.turn) return;
+    job.found = found;
+    // On a cluster every engine can be chosen, so a whole name stands for itself there.
+    const exact = found.some((one) => (one.model === text && one.engine) || (cluster() && one.name === text));
+    if (exact || (text && !found.length)) choose(job, text);
+    else announceOnce(job, found.length ? `${found.length} models found` : "");
+    drawLayers();
+  }, delay);
+}
+
+function choose(job, model) {
+  job.form.model = model;
+  job.chosen = true;
+  if (!job.named) job.form.name = freeName(shortName(model));
+  recheck(job, 0);
 }
 
 function freeName(wanted) {
   const names = new Set(state.models.map((model) => model.name));
+  if (!names.has(wanted)) return wanted;
   let count = 2;
   while (names.has(`${wanted}-${count}`)) count += 1;
   return `${wanted}-${count}`;
@@ -84,6 +132,7 @@ function stackName({ form }) {
 
 function recheck(job, delay = 250) {
   clearTimeout(job.timer);
+  job.refused = job.failed = null;
   job.timer = setTimeout(async () => {
     if (!job.form.model.trim()) {
       job.check = job.error = null;
@@ -97,7 +146,7 @@ function recheck(job, delay = 250) {
       const found = await api("POST", "/size", { name: stackName(job), fields: toFields(job) });
       if (turn === job.turn) {
         [job.check, job.error] = [found, null];
-        announceOnce(job, found.fits ? fitsText(found) : found.decision.summary ?? "It does not fit.");
+        announceOnce(job, found.fits ? fitsText(found) : named(found.decision.summary ?? "It does not fit."));
       }
     } catch (error) {
       if (turn === job.turn) [job.check, job.error] = [null, error];
@@ -116,35 +165,95 @@ function view(job, close) {
   const cannot = state.session.write ? null : state.session.reason ?? "Changes need a key.";
   return [
     h("header", {}, h("h2", {}, title), h("span", { class: "grow" }), button("✕", close, { class: "more", "aria-label": "Close" })),
-    job.progress ? progressView(job) : h("div", { class: "deploy" }, formView(job), verdict(job)),
+    job.progress ? progressView(job) : [searchView(job), job.chosen ? h("div", { key: "deploy", class: "deploy" }, formView(job), verdict(job)) : foundView(job)],
     !job.progress &&
       h(
         "footer",
-        {},
-        cannot && h("span", { class: "dim grow" }, cannot),
+        { class: "bottom" },
+        h("span", { class: "grow" }, cannot ?? shortVerdict(job)),
         button("Cancel", close, { class: "quiet" }),
-        button(job.editing ? "Apply" : "Deploy", () => submit(job, close), { class: "primary", disabled: Boolean(cannot) || !job.form.model.trim() || Boolean(job.error) }),
+        button(job.editing ? "Apply" : "Deploy", () => submit(job, close), { class: "primary", disabled: Boolean(cannot) || !job.chosen || !job.form.model.trim() || Boolean(job.error) }),
       ),
-    job.progress?.done && h("footer", {}, button("Close", close, { class: "primary" })),
   ];
+}
+
+/** Beside the button, where it is seen however long the form is. */
+function shortVerdict(job) {
+  if (!job.chosen) return null;
+  if (job.refused || job.failed) return h("strong", { class: "bad" }, job.editing ? "Not changed" : "Not deployed");
+  if (job.error) return h("strong", { class: "bad" }, "This cannot be deployed");
+  if (!job.check) return job.checking ? h("span", { class: "dim" }, "Sizing…") : null;
+  return job.check.fits ? h("strong", { class: "ok" }, fitsText(job.check)) : h("strong", { class: "bad" }, `Does not fit: needs ${bytes(job.check.footprint.total_bytes, { up: true })}`);
+}
+
+function searchView(job) {
+  const type = (event) => {
+    job.form.model = event.target.value;
+    Object.assign(job, { check: null, error: null, refused: null, failed: null });
+    if (job.editing) recheck(job);
+    else {
+      job.chosen = false;
+      lookUp(job);
+    }
+    drawLayers();
+  };
+  return field("Model", h("input", { type: "text", class: "large", value: job.form.model, oninput: type, autocomplete: "off", spellcheck: "false", placeholder: "any part of a name, a path of a .gguf file, an Ollama tag", autofocus: true }), null, { key: "search" });
+}
+
+function foundView(job) {
+  if (!job.found) return h("p", { key: "found", class: "nodata" }, "Looking…");
+  const shown = job.found.slice(0, MOST_FOUND);
+  const left = job.found.length - shown.length;
+  return h(
+    "div",
+    { key: "found", class: "found", role: "group", "aria-label": "Models found", onkeydown: moveByArrows },
+    shown.map((one) =>
+      h(
+        "button",
+        { key: one.name, type: "button", class: "candidate", disabled: !one.engine, onclick: () => { choose(job, one.model); drawLayers(); document.querySelector(".deploy input")?.focus(); } },
+        h("b", {}, one.name),
+        h("span", {}, one.runs_here ? h("em", { class: "ok" }, "runs here") : h("em", {}, one.engine ? "no room" : "no engine for it"), unseen(". ")),
+        h("small", {}, [one.on_disk ? "on disk" : one.download_bytes ? `${bytes(one.download_bytes, { up: true })} to download` : null, one.memory_bytes ? `needs ${bytes(one.memory_bytes, { up: true })}` : null, one.engine].filter(Boolean).join(" · ")),
+        one.reason && h("small", {}, whyNot(one)),
+      ),
+    ),
+    left > 0 ? h("p", { key: "left", class: "dim small" }, `and ${left} more: type more of the name`) : null,
+    !shown.length && h("p", { key: "none", class: "nodata" }, "Type any part of a name."),
+  );
+}
+
+/** Without the name, which stands above, and without each engine's own reason. */
+function whyNot({ name, reason }) {
+  return sentence((reason.startsWith(`${name} `) ? reason.slice(name.length + 1) : reason).split(" (")[0]);
 }
 
 function formView(job) {
   const { form } = job;
   const set = (key) => (event) => {
     form[key] = event.target.value;
+    if (key === "name") job.named = true;
     recheck(job);
     drawLayers();
   };
   const text = (key, props = {}) => h("input", { type: "text", value: form[key], oninput: set(key), autocomplete: "off", spellcheck: "false", ...props });
-  const choice = (key, options) => h("select", { value: form[key], onchange: set(key) }, options.map(([value, label]) => h("option", { key: value, value }, label)));
-  const engines = catalogue?.engines ?? [];
+  const toggle = () => {
+    job.options = !job.options;
+    drawLayers();
+  };
   return h(
     "form",
     { class: "fields", onsubmit: (event) => event.preventDefault() },
-    field("Model", [text("model", { list: "catalogue", placeholder: "Qwen/Qwen2.5-7B-Instruct, a .gguf file, an Ollama tag", autofocus: true }), h("datalist", { id: "catalogue" }, (catalogue?.models ?? []).map((one) => h("option", { key: one.id, value: one.id })))], null, { class: "field wide" }),
-    field("Name that callers use", text("name", { disabled: job.editing })),
-    cluster() ? field("Namespace", text("namespace", { disabled: job.editing })) : null,
+    field("Name that callers use", text("name", { disabled: job.editing }), null, { class: "field wide" }),
+    !job.editing && h("div", { class: "wide" }, button(job.options ? "Fewer options" : "Options", toggle, { class: "link strong", "aria-expanded": job.options ? "true" : "false" }), !job.options && h("small", {}, "engine, context, memory, priority, promises")),
+    job.options && optionFields(job, text, set),
+  );
+}
+
+function optionFields({ form, editing }, text, set) {
+  const choice = (key, options) => h("select", { value: form[key], onchange: set(key) }, options.map(([value, label]) => h("option", { key: value, value }, label)));
+  const engines = catalogue?.engines ?? [];
+  return [
+    cluster() ? field("Namespace", text("namespace", { disabled: editing })) : null,
     field("Engine", choice("engine", [["", "best available"], ...engines.map((one) => [one.name, one.available ? one.name : `${one.name} (not here)`])])),
     field("Context, tokens", text("context", { inputmode: "numeric", placeholder: "the model's own" })),
     field("Requests at once", text("concurrency", { inputmode: "numeric", placeholder: "the engine's own" })),
@@ -152,31 +261,32 @@ function formView(job) {
     field("Of the GPU", choice("gpu", [["auto", "as much as it needs"], ["memory", "memory"], ["fraction", "fraction"], ["partition", "a partition"], ["whole", "whole GPUs"]])),
     form.gpu !== "auto" ? field({ memory: "How much", fraction: "Which part", partition: "Which kind", whole: "How many" }[form.gpu], text("amount", { placeholder: { memory: "24GiB", fraction: "50%", partition: "cpx", whole: "1" }[form.gpu] })) : null,
     field("Priority", choice("priority", [["high", "high"], ["medium", "medium"], ["low", "low"]])),
-    field("Isolation at least", choice("isolation", [["none", "none"], ["advisory", "advisory"], ["enforced", "enforced"], ["hardware", "hardware"]])),
+    field("Isolation at least", choice("isolation", [["none", "need not be enforced"], ["advisory", "watched"], ["enforced", "enforced"], ["hardware", "enforced by hardware"]])),
     field("Keep loaded", text("keep", { placeholder: "always, or 10m" })),
     field("First token within (p95)", text("ttft", { placeholder: "500ms" })),
     field("Per token within (p95)", text("tpot", { placeholder: "50ms" })),
     field("Copies", text("replicas", { inputmode: "numeric", placeholder: "1" })),
     cluster() ? field("Image", text("image", { placeholder: "the engine's own" })) : null,
-  );
+  ];
 }
 
 function verdict(job) {
   const { check, error } = job;
-  if (error) return h("aside", { class: "verdict" }, problem(error));
-  if (!check) return h("aside", { class: "verdict" }, h("p", { class: "nodata" }, job.checking ? "Sizing…" : "Choose a model: what it needs and where it would go is shown here."));
+  if (job.refused) return h("aside", { class: "verdict" }, refusal(job.refused));
+  if (error || job.failed) return h("aside", { class: "verdict" }, problem(error ?? job.failed));
+  if (!check) return h("aside", { class: "verdict" }, h("p", { class: "nodata" }, "Sizing…"));
   const decision = check.decision;
   return h(
     "aside",
     { class: `verdict ${job.checking ? "busy" : ""}`, "aria-label": "What it needs and where it would go" },
     check.fits
-      ? h("p", { class: "notice ok" }, h("strong", {}, fitsText(check)), h("small", {}, decision.because ?? ""), check.service?.text && h("small", {}, `Serves ${check.service.text}.`), check.service?.unused && h("small", {}, `${check.service.unused}.`), check.copies > 1 && h("small", {}, `${check.copies >= 16 ? "16 or more" : check.copies} copies would fit beside what runs now.`))
-      : h("p", { class: "notice bad" }, h("strong", {}, decision.summary ?? "It does not fit."), ...(decision.would_fit ?? []).map((one) => h("small", { key: one }, one))),
+      ? h("p", { class: "notice ok" }, h("strong", {}, fitsText(check)), decision.because && h("small", {}, named(sentence(decision.because))), check.service?.text && h("small", {}, `Serves ${check.service.text}.`), check.service?.unused && h("small", {}, `${check.service.unused}.`), check.copies > 1 && h("small", {}, `${check.copies >= 16 ? "16 or more" : check.copies} copies would fit beside what runs now.`))
+      : h("p", { class: "notice bad" }, h("strong", {}, named(decision.summary ?? "It does not fit.")), ...(decision.would_fit ?? []).map((one) => h("small", { key: one }, named(one)))),
     !job.editing && !cluster() && state.models.some((one) => one.name === job.form.name) && h("p", { class: "notice warn", role: "alert" }, h("strong", {}, `${job.form.name} is deployed already`), h("small", {}, "Deploying replaces it. Choose another name to keep both.")),
     h("h3", {}, `Memory, ${check.footprint.exactness === "estimated" ? "estimated" : check.footprint.exactness}`),
     waterfall(check.footprint),
     h("h3", {}, "GPU by GPU"),
-    h("ul", { class: "devices" }, check.devices.map((one) => h("li", { key: one.device_id, class: String(one.verdict).replace(" ", "-") }, h("b", {}, one.device_id), h("em", {}, one.verdict), h("span", {}, one.text)))),
+    h("ul", { class: "devices" }, check.devices.map((one) => h("li", { key: one.device_id, class: String(one.verdict).replace(" ", "-") }, h("b", {}, named(one.device_id)), h("em", {}, one.verdict), h("span", {}, named(one.text))))),
     check.variants.length ? [h("h3", {}, "What would take less"), h("ul", { class: "variants" }, check.variants.map((one) => h("li", { key: one.change }, button([one.change, h("em", { class: one.fits ? "ok" : "bad" }, `${bytes(one.total_bytes, { up: true })} ${one.fits ? "fits" : "does not fit"}`)], () => applyVariant(job, one), { class: "variant" }))))] : null,
     check.footprint.notes.map((note) => h("p", { key: note, class: "dim small" }, note)),
   );
@@ -188,46 +298,47 @@ function applyVariant(job, variant) {
   drawLayers();
 }
 
+/** What is refused leaves the form as it was, with the reason beside it. */
 async function submit(job, close) {
-  job.progress = { lines: [], done: false, refused: null, part: null };
+  const progress = { lines: [], refused: null, failed: null, part: null };
+  job.progress = progress;
   drawLayers();
   const stack = JSON.stringify({ models: { [stackName(job)]: toFields(job) } });
-  await act(job.editing ? `${job.form.name} was changed.` : `${job.form.name} is ${cluster() ? "applied" : "deployed"}.`, async () => {
-    try {
-      await apiLines("/apply", { stack, base_directory: null, namespace: job.form.namespace || null }, (event) => noteProgress(job, event));
-      if (job.progress.refused || job.progress.failed) throw job.progress.failed ?? Object.assign(new Error(job.progress.refused.summary), { hint: null });
-      close();
-    } catch (error) {
-      job.progress.done = true;
-      if (!job.progress.refused) job.progress.failed = error;
-      if (error.status === 401) job.progress = null;
-      drawLayers();
-      throw error;
-    }
-  });
+  try {
+    await apiLines("/apply", { stack, base_directory: null, namespace: job.form.namespace || null }, (event) => noteProgress(progress, event));
+  } catch (error) {
+    progress.failed = error;
+  }
+  job.progress = null;
+  job.refused = progress.refused;
+  if (progress.refused) announce(progress.refused.summary);
+  else if (progress.failed?.status === 401) openKeys(progress.failed.message);
+  else if (progress.failed) job.failed = progress.failed;
+  else {
+    say(job.editing ? `${job.form.name} was changed.` : `${job.form.name} is ${cluster() ? "applied" : "deployed"}.`);
+    close();
+  }
+  drawLayers();
+  document.querySelector(".verdict .notice.bad")?.scrollIntoView({ block: "nearest" }); // on a narrow screen it is below the form
+  changed();
 }
 
-function noteProgress(job, event) {
-  const { progress } = job;
+function noteProgress(progress, event) {
   if (event.event === "plan" && event.refusals?.length) [progress.refused] = event.refusals;
   else if (event.event === "progress") progress.part = event.total_bytes ? event.done_bytes / event.total_bytes : null;
   else if (event.event === "error") progress.failed = Object.assign(new Error(event.message ?? event.text), { hint: event.page_hint ?? event.hint });
-  if (event.event !== "progress" && event.text) progress.lines = [...progress.lines, event.text].slice(-12);
-  if (event.event === "refused") say(event.text, "bad");
+  if (event.event !== "progress" && event.text) progress.lines = [...progress.lines, named(event.text)].slice(-12);
   drawLayers();
   changed();
 }
 
-function progressView(job) {
-  const { progress } = job;
+function progressView({ progress }) {
   return h(
     "div",
-    { class: "progress" },
-    progress.refused ? refusal(progress.refused) : null,
-    progress.failed && problem(progress.failed),
+    { key: "progress", class: "progress" },
     h("ol", { "aria-live": "polite" }, progress.lines.map((line, at) => h("li", { key: `${at}${line}` }, line))),
     progress.part !== null && h("div", { class: "meter tall" }, h("i", { class: "ok", style: { width: `${progress.part * 100}%` } }), h("span", {}, percent(progress.part))),
-    !progress.done && h("p", { class: "dim" }, "Working. You may close this: the deployment goes on."),
+    h("p", { class: "dim" }, "Working. You may close this: the deployment goes on."),
   );
 }
 
@@ -235,9 +346,9 @@ export function refusal(found) {
   return h(
     "div",
     { class: "notice bad", role: "alert" },
-    h("strong", {}, found.summary),
-    h("ul", {}, (found.reasons ?? []).map((one) => h("li", { key: one.device ?? one.device_id }, `${one.device ?? one.device_id}: ${one.text}`))),
-    (found.would_fit ?? []).length ? [h("strong", {}, "It would fit with one of these:"), h("ul", {}, found.would_fit.map((one) => h("li", { key: one }, one)))] : null,
+    h("strong", {}, named(found.summary)),
+    h("ul", {}, (found.reasons ?? []).map((one) => h("li", { key: one.device ?? one.device_id }, named(`${one.device ?? one.device_id}: ${one.text}`)))),
+    (found.would_fit ?? []).length ? [h("strong", {}, "It would fit with one of these:"), h("ul", {}, found.would_fit.map((one) => h("li", { key: one }, named(one))))] : null,
   );
 }
 

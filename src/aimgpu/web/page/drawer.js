@@ -1,13 +1,13 @@
 // Everything about one model: sizing, why it is where it is, what happened to it, its log and its stack entry.
 
 import { modelActions } from "./actions.js";
-import { api, followText } from "./api.js";
+import { api, apiLines, followText } from "./api.js";
 import { lineChart } from "./charts.js";
 import { openDeploy } from "./deploy.js";
 import { h, prose } from "./dom.js";
 import { bytes, clock, duration, hue, number, percent, promiseText, rate, sentence, unjudged } from "./format.js";
-import { changed, findModel, go, state } from "./store.js";
-import { button, card, copy, drawLayers, level, moveByArrows, openDialog, pill, problem } from "./ui.js";
+import { changed, cluster, findModel, gpuIndex, named, state } from "./store.js";
+import { button, card, copy, drawLayers, field, level, moveByArrows, openDialog, pill, problem, say } from "./ui.js";
 import { waterfall } from "./waterfall.js";
 
 const TABS = [["overview", "Overview"], ["sizing", "Sizing"], ["placement", "Placement"], ["promises", "Promises"], ["history", "History"], ["logs", "Logs"], ["stack", "Stack entry"]];
@@ -85,31 +85,37 @@ const PANELS = {
 function overview(model) {
   const facts = [
     ["Model", model.model],
+    ["Also called", [...(model.aliases ?? []), model.default && "(by callers that name no model)"].filter(Boolean).join(", ")],
     ["Engine", model.engine],
     ["Precision", model.precision],
     ["Context × requests at once", model.context ? `${number(model.context)} × ${model.concurrency}` : String(model.concurrency)],
     ["Asked for", model.gpu],
     ["Priority", model.priority],
-    ["Isolation demanded", model.isolation],
+    ["Isolation demanded", model.isolation === "none" ? "not demanded" : model.isolation],
     ["Kept loaded", model.pinned ? "always" : `${duration(model.keep_seconds)} after the last request`],
     ["Granted", model.granted_bytes ? bytes(model.granted_bytes, { up: true }) : "nothing"],
     ["Of that", model.unused],
-    ["Measured", !model.granted_bytes ? null : model.measured_bytes === null ? "the device does not report it" : bytes(model.measured_bytes, { up: true })],
+    ["Measured", !model.granted_bytes ? null : model.measured_bytes !== null ? bytes(model.measured_bytes, { up: true }) : isSimulated(model) ? null : "the device does not report it"],
   ];
   return [
-    model.reason && h("p", { class: `notice ${model.state === "failed" || model.state === "refused" ? "bad" : ""}` }, model.reason),
+    model.reason && h("p", { class: `notice ${model.state === "failed" || model.state === "refused" ? "bad" : ""}` }, named(model.reason)),
     h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => h("div", { key: name }, h("dt", {}, name), h("dd", {}, value)))),
     h("h3", {}, "Copies"),
     h(
       "ul",
       { class: "copies" },
       model.instances.map((one) =>
-        h("li", { key: one.id }, h("code", {}, one.id), pill(one.state, one.percent), one.places.map((place) => h("span", { key: place.gpu + place.partition }, `${place.gpu} ${place.partition} · ${bytes(place.memory_bytes, { up: true })} `, level(place.level, place.mechanism))), one.load_seconds && h("small", {}, `loads in ${duration(one.load_seconds)}`), one.reason && h("p", { class: "bad" }, one.reason), one.last_lines.length ? h("pre", { tabindex: "0" }, one.last_lines.join("\n")) : null),
+        h("li", { key: one.id }, h("code", {}, one.id), pill(one.state, one.percent), one.places.map((place) => h("span", { key: place.gpu + place.partition }, `gpu${gpuIndex(place.gpu)}/${place.partition} · ${bytes(place.memory_bytes, { up: true })} `, level(place.level, place.mechanism))), one.load_seconds && h("small", {}, `loads in ${duration(one.load_seconds)}`), one.reason && h("p", { class: "bad" }, named(one.reason)), one.last_lines.length ? h("pre", { tabindex: "0" }, one.last_lines.join("\n")) : null),
       ),
       !model.instances.length && h("li", {}, "None runs."),
     ),
     charts(model),
   ];
+}
+
+function isSimulated(model) {
+  const ids = new Set(model.instances.flatMap((one) => one.places.map((place) => place.gpu)));
+  return state.gpus.some((gpu) => ids.has(gpu.id) && gpu.simulated);
 }
 
 function charts(model) {
@@ -148,10 +154,10 @@ function placement(drawer) {
       "div",
       { key: one.instance, class: "explained" },
       h("h3", {}, one.instance),
-      one.facts.map((fact) => h("p", { key: fact }, fact)),
-      one.decision && h("p", { class: one.decision.placed ? "" : "notice bad" }, sentence(one.decision.because ?? one.decision.summary)),
-      one.decision?.would_fit?.length ? [h("h3", {}, "It would fit with one of these"), h("ul", {}, one.decision.would_fit.map((each) => h("li", { key: each }, each)))] : null,
-      h("ul", { class: "devices" }, one.devices.map((each) => h("li", { key: each.device_id, class: String(each.verdict).replace(" ", "-") }, h("b", {}, each.device_id), h("em", {}, each.verdict), h("span", {}, each.text), each.loss !== null && each.loss !== undefined && h("small", {}, `cost to later models: ${number(each.loss)} ‰ of a GPU`)))),
+      one.facts.map((fact) => h("p", { key: fact }, named(fact))),
+      one.decision && h("p", { class: one.decision.placed ? "" : "notice bad" }, named(sentence(one.decision.because ?? one.decision.summary))),
+      one.decision?.would_fit?.length ? [h("h3", {}, "It would fit with one of these"), h("ul", {}, one.decision.would_fit.map((each) => h("li", { key: each }, named(each))))] : null,
+      h("ul", { class: "devices" }, one.devices.map((each) => h("li", { key: each.device_id, class: String(each.verdict).replace(" ", "-") }, h("b", {}, named(each.device_id)), h("em", {}, each.verdict), h("span", {}, named(each.text)), each.loss !== null && each.loss !== undefined && h("small", {}, `cost to later models: ${number(each.loss)} ‰ of a GPU`)))),
       one.left_out ? h("p", { class: "dim small" }, `and ${number(one.left_out)} more GPUs`) : null,
       one.note && h("p", { class: "dim small" }, one.note),
     ),
@@ -159,7 +165,7 @@ function placement(drawer) {
 }
 
 export function promises(model) {
-  if (!model.targets.length) return h("p", { class: "nodata" }, prose("Nothing was promised to its callers. Edit it and give it a p95, or write `slo: {ttft_p95: 500ms}` in the stack file."));
+  if (!model.targets.length) return h("div", { class: "empty" }, h("p", {}, prose("Nothing was promised to its callers. In a stack file: `slo: {ttft_p95: 500ms}`.")), addPromise(model));
   return h(
     "div",
     { class: "promises" },
@@ -171,13 +177,14 @@ function promise(target) {
   const left = target.budget_left;
   const kept = target.attainment;
   const tone = kept === null ? "dim" : kept >= target.target_part ? "ok" : "bad";
-  const burns = [["5 min", target.fast_burn], ["1 hour", target.slow_burn]];
+  const judged = kept !== null || left !== null;
+  const burns = [["burn 5 min", target.fast_burn], ["burn 1 hour", target.slow_burn]].filter(([, value]) => value !== null);
   return h(
     "div",
     { key: `${target.class}${target.name}`, class: "promise" },
     h("div", {}, h("b", {}, promiseText(target.promise || target.name)), target.class !== "all" && h("small", { class: "tag" }, target.class)),
     h("div", { class: "burn" }, h("div", { class: "meter tall", role: "img", "aria-label": `Error budget left: ${percent(left)}` }, h("i", { class: left === null ? "" : left <= 0 ? "bad" : left < 0.25 ? "warn" : "ok", style: { width: `${Math.max(0, Math.min(1, left ?? 1)) * 100}%` } }), h("span", {}, left === null ? unjudged([target]) : left < 0 ? `overspent by ${percent(-left)}` : `${percent(left)} of the budget left`))),
-    h("dl", { class: "mini" }, h("div", { key: "kept" }, h("dt", {}, "kept"), h("dd", { class: tone }, kept === null ? "–" : percent(kept, 2))), burns.map(([name, value]) => h("div", { key: name }, h("dt", {}, `burn ${name}`), h("dd", { class: value > 1 ? "warn" : "" }, value === null ? "–" : `${rate(value)}×`))), h("div", { key: "lasts" }, h("dt", {}, "budget lasts"), h("dd", {}, lasts(target)))),
+    judged && h("dl", { class: "mini" }, kept !== null && h("div", { key: "kept" }, h("dt", {}, "kept"), h("dd", { class: tone }, percent(kept, 2))), burns.map(([name, value]) => h("div", { key: name }, h("dt", {}, name), h("dd", { class: value > 1 ? "warn" : "" }, `${rate(value)}×`))), left !== null && burns.length > 0 && h("div", { key: "lasts" }, h("dt", {}, "budget lasts"), h("dd", {}, lasts(target)))),
   );
 }
 
@@ -192,7 +199,7 @@ function lasts(target) {
 function history(model) {
   const entries = state.journal.filter((one) => one.model === model.name).slice(-100).reverse();
   if (!entries.length) return h("p", { class: "nodata" }, "Nothing happened to it since the daemon started.");
-  return h("ol", { class: "events" }, entries.map((one) => h("li", { key: one.number, class: `kind-${one.kind}` }, h("time", {}, clock(one.at)), h("span", {}, one.text))));
+  return h("ol", { class: "events" }, entries.map((one) => h("li", { key: one.number, class: `kind-${one.kind}` }, h("time", {}, clock(one.at)), h("span", {}, named(one.text)))));
 }
 
 async function followLog(drawer) {
@@ -249,15 +256,64 @@ function stackEntry(drawer) {
   return [h("div", { class: "row" }, h("p", { class: "dim grow" }, "As it would stand in a stack file."), button("Copy", () => copy(drawer.detail.stack, "the stack entry"), { class: "quiet" })), h("pre", { tabindex: "0" }, drawer.detail.stack)];
 }
 
+const BUDGET = "The error budget is the part of the requests that may miss the promise within six hours: 5 of 100 where 95 % is promised. Burn is how fast it goes: at 1× it lasts just those six hours, at 2× three. A promise is judged from ten requests on.";
+
 export function promisesView() {
   const promised = state.models.filter((model) => model.targets.length);
+  const others = state.models.filter((model) => !model.targets.length);
   const pressure = Object.entries(state.queue.pressure ?? {});
   return [
-    pressure.length ? h("p", { class: "notice warn" }, pressure.map(([gpu, one]) => `${gpu}: ${one.reason}`).join(" · ")) : null,
-    promised.length
-      ? promised.map((model) => card(h("span", { key: model.name }, button(model.name, () => openDrawer(model.name, "promises"), { class: "link strong" })), pill(model.state), promises(model), burnDown(model)))
-      : card("Promises", null, h("div", { class: "empty" }, h("strong", {}, "Nothing was promised"), h("p", {}, "Give a model a p95 for its first token when you deploy it, and this page shows how much of its error budget is left and how fast it goes."), button("Deploy a model", () => openDeploy(), { class: "primary" }), button("Models", () => go("models"), { class: "quiet" }))),
+    pressure.length ? h("p", { class: "notice warn" }, pressure.map(([gpu, one]) => named(`${gpu}: ${one.reason}`)).join(" · ")) : null,
+    promised.length ? h("p", { class: "lead" }, BUDGET) : null,
+    promised.map((model) => card(h("span", { key: model.name }, button(model.name, () => openDrawer(model.name, "promises"), { class: "link strong" })), pill(model.state), promises(model), burnDown(model))),
+    others.length ? card("Without a promise", null, h("ul", { class: "others pad" }, others.map((model) => h("li", { key: model.name }, button(model.name, () => openDrawer(model.name), { class: "link strong" }), addPromise(model))))) : null,
+    !state.models.length && card("Promises", null, h("div", { class: "empty" }, h("strong", {}, "No model is deployed"), h("p", {}, "Promise a model's callers how fast it answers, and this page shows whether that is kept."), button("Deploy a model", () => openDeploy(), { class: "primary" }))),
   ];
+}
+
+function addPromise(model) {
+  return button("Add a promise", () => openPromise(model), { class: "quiet", disabled: !state.session.write, title: state.session.reason, "aria-label": `Add a promise to ${model.name}` });
+}
+
+/** With what is measured now, so that what is promised can be kept. */
+function openPromise(model) {
+  const form = { ttft_p95: "", tpot_p95: "", error: null };
+  const wanted = () => Object.fromEntries(["ttft_p95", "tpot_p95"].map((key) => [key, form[key].trim()]).filter(([, value]) => value));
+  const input = (key, placeholder) => h("input", { type: "text", value: form[key], placeholder, autocomplete: "off", autofocus: key === "ttft_p95", oninput: (event) => { form[key] = event.target.value; drawLayers(); } });
+  const now = (seconds) => (seconds === null || seconds === undefined ? "Not measured yet." : `Now ${duration(seconds)}.`);
+  const promise = async (close) => {
+    try {
+      const { fields } = await api("GET", `/models/${encodeURIComponent(model.name)}`);
+      await applyFields(model.name, { ...fields, slo: { ...fields.slo, ...wanted() } });
+      say(`${model.name} has a promise.`);
+      close();
+    } catch (error) {
+      form.error = error;
+    }
+    changed();
+  };
+  openDialog(
+    (close) => [
+      h("header", {}, h("h2", {}, `Promise the callers of ${model.name}`)),
+      h("form", { onsubmit: (event) => { event.preventDefault(); promise(close); } },
+        field("First token within, for 95 % of requests", input("ttft_p95", "500ms"), now(model.traffic?.ttft_p95_seconds)),
+        field("Each further token within", input("tpot_p95", "50ms"), now(model.traffic?.tpot_p95_seconds)),
+        form.error && problem(form.error),
+        h("p", { class: "dim small" }, `It costs nothing: the latency is measured, and shown against the promise.${cluster() ? "" : " Nothing is restarted."}`),
+        h("footer", {}, button("Cancel", close, { class: "quiet" }), h("button", { type: "submit", class: "primary", disabled: !Object.keys(wanted()).length }, "Promise"))),
+    ],
+    { label: `Add a promise to ${model.name}` },
+  );
+}
+
+async function applyFields(name, fields) {
+  let failed = null;
+  const stack = JSON.stringify({ models: { [cluster() ? name.split("/").pop() : name]: fields } });
+  await apiLines("/apply", { stack, base_directory: null, namespace: cluster()?.models[name] ?? null }, (event) => {
+    if (event.event === "error") failed = Object.assign(new Error(event.message ?? event.text), { hint: event.page_hint ?? event.hint });
+    else if (event.event === "plan" && event.refusals?.length) failed = new Error(event.refusals[0].summary);
+  });
+  if (failed) throw failed;
 }
 
 /** What was left of the tightest budget in each sample, and the first token against its promise. */
@@ -270,7 +326,7 @@ function burnDown(model) {
     "div",
     { class: "three pad" },
     h("div", {}, h("h3", {}, "Error budget left, the tightest promise"), lineChart({ times, most: 1, label: "Error budget left", format: (value) => percent(value), lines: [{ name: "budget left", colour: hue(model.name), values: samples.map((one) => one.budget?.[model.name] ?? null) }] })),
-    target ? h("div", {}, h("h3", {}, "First token, p95 of each sample"), lineChart({ times, label: "First token p95", format: (value) => duration(value), lines: [{ name: "first token p95", colour: hue(model.name), values: first }, { name: "promised", colour: "var(--bad)", dashed: true, values: times.map(() => target.target_seconds) }] })) : null,
+    target ? h("div", {}, h("h3", {}, "First token, p95 of each sample"), lineChart({ times, label: "First token p95", format: (value) => duration(value), lines: [{ name: "first token p95", colour: hue(model.name), values: first }, { name: "promised", colour: "var(--dim)", dashed: true, values: times.map(() => target.target_seconds) }] })) : null,
     h("div", {}, h("h3", {}, "Requests per second"), lineChart({ times, label: "Requests per second", format: (value) => rate(value), lines: [{ name: "requests", colour: hue(model.name), values: samples.map((one) => one.models[model.name]?.rps ?? 0) }] })),
   );
 }

@@ -16,14 +16,6 @@ export function gib(count, { up = false } = {}) {
   return count === null || count === undefined ? NONE : tenths(count, 2 ** 30, up);
 }
 
-/** A whole, what is taken of it, and the rest, in GiB: as they are shown, they add up. What is taken is rounded up. */
-export function gibParts(whole, taken) {
-  const shown = Number(gib(whole));
-  const parts = taken.map((size) => Number(gib(size, { up: true })));
-  const rest = Math.max(0, Math.round((shown - parts.reduce((all, one) => all + one, 0)) * 10) / 10);
-  return { parts, rest, total: shown };
-}
-
 /** Down is the most that reads back as no more: of "17.7GiB" the fraction of a byte is dropped. */
 function tenths(count, factor, up) {
   const found = up ? Math.ceil((count * 10) / factor) : Math.floor((count * 10 + 9) / factor);
@@ -60,7 +52,8 @@ export function percent(part, digits = 0) {
 
 export function clock(epoch, withMilliseconds = false) {
   const at = new Date(epoch * 1000);
-  const text = at.toTimeString().slice(0, 8);
+  const today = at.toDateString() === new Date().toDateString();
+  const text = `${today ? "" : `${at.toLocaleDateString("en-CA")} `}${at.toTimeString().slice(0, 8)}`; // 2026-11-19 13:50:00
   return withMilliseconds ? `${text}.${String(at.getMilliseconds()).padStart(3, "0")}` : text;
 }
 
@@ -72,9 +65,10 @@ export function ago(epoch) {
 
 const MEASURES = { ttft: "First token", tpot: "Each further token", latency: "Whole answer", availability: "Answered without failure", throughput: "Tokens of an answer" };
 
-/** A budget needs some requests: one of two that failed is no half. */
+/** A promise is judged by ten requests or more: one of two that failed is no half. */
 export function unjudged(targets) {
-  return targets.some((one) => one.attainment !== null) ? "too few requests yet" : "not judged yet";
+  const seen = Math.max(0, ...targets.map((one) => one.judged));
+  return seen ? `too few requests yet (${seen} of 10)` : "no request yet";
 }
 
 /** Of "95% ttft <= 500ms": "First token within 500 ms, for 95 % of requests". */

@@ -1,7 +1,7 @@
 // Each GPU as a bar: one segment per model with weights, KV cache and overhead, others' processes, and what is free.
 
 import { h } from "./dom.js";
-import { bytes, hue, plural } from "./format.js";
+import { bytes, gib, hue, plural } from "./format.js";
 import { changed } from "./store.js";
 import { button } from "./ui.js";
 
@@ -10,33 +10,52 @@ const unfolded = new Set(); // GPUs whose legend is shown whole
 
 const TERM_NAMES = { weights: "weights", kv_cache: "KV cache", overhead: "engine and activations", reserve: "reserve" };
 
-export function gpuBar(gpu, { onModel } = {}) {
+const CUT_BELOW = 0.3; // where less of a GPU is taken, what is free is cut short: three small models on a large GPU would be slivers
+const TAKEN_WHEN_CUT = 0.62;
+
+/** How much of its fullest partition is taken. */
+export function takenPart(gpu) {
+  return Math.max(...gpu.partitions.map((part) => taken(part) / part.memory_bytes), 0);
+}
+
+function taken(part) {
+  return part.shares.reduce((all, one) => all + one.memory_bytes, part.foreign_bytes);
+}
+
+/** `most`: of what `takenPart` returns, where two bars are to have one scale. */
+export function gpuBar(gpu, { onModel, most = takenPart(gpu) } = {}) {
+  const cut = most > 0 && most < CUT_BELOW;
+  const shown = cut ? most / TAKEN_WHEN_CUT : 1; // of each partition
   return h(
     "div",
-    { class: `bar ${gpu.partitions.length > 1 ? "split" : ""}`, role: "group", "aria-label": `Memory of GPU ${gpu.index}` },
-    gpu.partitions.map((part) => partition(part, gpu, onModel)),
+    { class: `bar ${gpu.partitions.length > 1 ? "split" : ""}`, role: "group", "aria-label": `Memory of gpu${gpu.index}` },
+    gpu.partitions.map((part) => partition(part, gpu, { onModel, cut, shown })),
   );
 }
 
-function partition(part, gpu, onModel) {
-  const whole = gpu.memory_bytes;
-  const width = (part.memory_bytes / Math.max(whole, part.memory_bytes)) * 100;
+function partition(part, gpu, { onModel, cut, shown }) {
+  const left = part.memory_bytes - taken(part);
+  const free = freeText(part, left);
   const title = `${part.id.split("/").pop()}: ${bytes(part.memory_bytes)}${part.compute_units ? `, ${part.compute_units} compute units` : ""}`;
+  const grow = (size) => ({ flex: `${(1000 * Math.max(size, 0)) / part.memory_bytes} 1 0` });
   return h(
     "div",
-    { key: part.id, class: "part", style: { flex: `${width} 1 0` }, title },
-    part.shares.map((share) => segment(share, part, onModel)),
+    { key: part.id, class: "part", style: { flex: `${(1000 * part.memory_bytes) / gpu.memory_bytes} 1 0`, "--n": part.shares.length + (part.foreign_bytes ? 1 : 0) }, title },
+    part.shares.map((share) => segment(share, grow(share.memory_bytes), onModel)),
     part.foreign_bytes > 0 &&
-      h("i", { key: "foreign", class: "foreign", role: "img", style: { width: share(part.foreign_bytes, part) }, title: `Processes that are not ours: ${bytes(part.foreign_bytes)}`, "aria-label": `Other processes ${bytes(part.foreign_bytes)}` }, h("span", {}, "other")),
-    !part.shares.length && part.foreign_bytes === 0 && h("span", { key: "free", class: "freeLabel", role: "img", "aria-label": `${title}, free` }, gpu.partitions.length > 1 ? "" : "free"),
+      h("i", { key: "foreign", class: "foreign", role: "img", style: grow(part.foreign_bytes), title: `Processes that are not ours: ${bytes(part.foreign_bytes)}`, "aria-label": `Other processes ${bytes(part.foreign_bytes)}` }, h("span", {}, "other")),
+    left > 0 && h("i", { key: "free", class: `free ${cut ? "cut" : ""}`, role: "img", style: grow(shown * part.memory_bytes - taken(part)), title: cut ? `${free}, not drawn to scale` : null, "aria-label": `${title}, ${free}${cut ? ", not drawn to scale" : ""}` }, gpu.partitions.length > 1 ? null : free),
   );
 }
 
-function share(size, part) {
-  return `${Math.min(100, (size / part.memory_bytes) * 100)}%`;
+/** As it stands above the bar. What is left of a partition that one model has alone is not free. */
+function freeText(part, left) {
+  if (part.free_bytes === 0 && left > 0) return "not for others";
+  const shares = part.shares.reduce((all, one) => all + one.memory_bytes, 0);
+  return `${gib(Math.max(0, part.memory_bytes - shares - part.foreign_bytes))} GiB free`;
 }
 
-function segment(one, part, onModel) {
+function segment(one, style, onModel) {
   const measured = one.measured_bytes === null || one.measured_bytes === undefined ? null : Math.min(1, one.measured_bytes / one.memory_bytes);
   const terms = (one.terms ?? []).filter((term) => term.memory_bytes > 0);
   const described = [
@@ -51,7 +70,7 @@ function segment(one, part, onModel) {
       class: `share ${one.state ?? ""} ${one.fresh ? "fresh" : ""} ${measured !== null && one.measured_bytes > one.memory_bytes ? "over" : ""}`,
       role: onModel ? "button" : "img",
       tabindex: onModel ? "0" : null,
-      style: { width: share(one.memory_bytes, part), "--c": hue(one.model) },
+      style: { ...style, "--c": hue(one.model) },
       title: described.join(", "),
       "aria-label": described.join(", "),
       onclick: onModel && (() => onModel(one.model)),
@@ -76,7 +95,7 @@ export function gpuLegend(gpu) {
     shown.map((one) => h("span", { key: one.instance }, h("b", { style: { background: hue(one.model) } }), one.model, h("em", {}, legendText(one)))),
     gpu.reserved_bytes ? h("span", { key: "reserved" }, h("b", { class: "foreign" }), "kept by the driver, beside this bar", h("em", {}, bytes(gpu.reserved_bytes, { up: true }))) : null,
     others.map((one) => h("span", { key: `pid${one.pid}` }, h("b", { class: "foreign" }), `pid ${one.pid} ${one.name ?? ""}, not ours`, one.memory_bytes ? h("em", {}, bytes(one.memory_bytes, { up: true })) : null)),
-    left || unfolded.has(gpu.id) ? button(left ? `+${left} more` : "fewer", () => fold(gpu.id), { key: "fold", class: "link", "aria-expanded": left ? "false" : "true", "aria-label": `${left ? `+${left} more` : "fewer"} in the legend of GPU ${gpu.index}` }) : null,
+    left || unfolded.has(gpu.id) ? button(left ? `+${left} more` : "fewer", () => fold(gpu.id), { key: "fold", class: "link", "aria-expanded": left ? "false" : "true", "aria-label": `${left ? `+${left} more` : "fewer"} in the legend of gpu${gpu.index}` }) : null,
   );
 }
 

@@ -4,12 +4,13 @@ import { act } from "./actions.js";
 import { api, apiLines } from "./api.js";
 import { h } from "./dom.js";
 import { bytes } from "./format.js";
-import { cluster, state } from "./store.js";
+import { cluster, named, state } from "./store.js";
 import { announceOnce, button, drawLayers, field, moveByArrows, openDialog, problem } from "./ui.js";
 
-export function openLayout(gpu) {
-  const job = { gpu: gpu.id, index: gpu.index, layout: gpu.layout, custom: "", plan: null, error: null, lines: null, reload: false };
-  openDialog((close) => layoutView(job, close), { label: `Layout of GPU ${gpu.index}`, wide: true });
+export function openLayout(gpu, layout = gpu.layout) {
+  const job = { gpu: gpu.id, index: gpu.index, layout, custom: "", plan: null, error: null, lines: null, reload: false };
+  openDialog((close) => layoutView(job, close), { label: `Layout of gpu${gpu.index}`, wide: true });
+  if (layout !== gpu.layout) planLayout(job);
 }
 
 async function planLayout(job) {
@@ -38,7 +39,7 @@ function layoutView(job, close) {
   };
   const same = job.layout === gpu.layout;
   return [
-    h("header", {}, h("h2", {}, `Layout of GPU ${job.index}`), h("span", { class: "dim" }, `${gpu.name}, now ${gpu.layout}`), h("span", { class: "grow" }), button("✕", close, { class: "more", "aria-label": "Close" })),
+    h("header", {}, h("h2", {}, `Layout of gpu${job.index}`), h("span", { class: "dim" }, `${gpu.name}, now ${gpu.layout}`), h("span", { class: "grow" }), button("✕", close, { class: "more", "aria-label": "Close" })),
     h(
       "div",
       { class: "layouts", role: "radiogroup", "aria-label": "Layouts", onkeydown: moveByArrows },
@@ -60,9 +61,9 @@ function preview(job, same) {
   return h(
     "div",
     { class: "preview" },
-    h("p", { class: `notice ${plan.does_not_fit.length ? "bad" : "ok"}` }, h("strong", {}, effect(plan)), h("small", {}, `${plan.before} → ${plan.after}${plan.devices.length > 1 ? `, on ${plan.devices.join(", ")}` : ""}`)),
+    h("p", { class: `notice ${plan.does_not_fit.length ? "bad" : "ok"}` }, h("strong", {}, effect(plan)), h("small", {}, `${plan.before} → ${plan.after}${plan.devices.length > 1 ? `, on ${named(plan.devices.join(", "))}` : ""}`)),
     plan.stops.length ? h("ul", {}, plan.stops.map((one) => h("li", { key: one }, one, plan.returns.includes(one) ? h("em", { class: "ok" }, cluster() ? " fits again" : " comes back") : null))) : null,
-    plan.does_not_fit.length ? h("ul", {}, plan.does_not_fit.map((one) => h("li", { key: one.instance, class: "bad" }, `${one.instance} would not fit: ${one.why}`))) : null,
+    plan.does_not_fit.length ? h("ul", {}, plan.does_not_fit.map((one) => h("li", { key: one.instance, class: "bad" }, named(one.why.startsWith(one.instance) ? one.why : `${one.instance} would not fit: ${one.why}`)))) : null,
     plan.needs_reload && h("label", { class: "check warn" }, h("input", { type: "checkbox", checked: job.reload, onchange: (event) => { job.reload = event.target.checked; drawLayers(); } }), "Reload the driver: all GPU work of this vendor on this machine stops meanwhile"),
   );
 }
@@ -77,12 +78,12 @@ function effect(plan) {
 async function change(job, close) {
   job.lines = [];
   drawLayers();
-  await act(cluster() ? `A PartitionPlan changes GPU ${job.index} to ${job.layout}.` : `GPU ${job.index} has layout ${job.layout}.`, async () => {
+  await act(cluster() ? `A PartitionPlan changes gpu${job.index} to ${job.layout}.` : `gpu${job.index} has layout ${job.layout}.`, async () => {
     let failed = null;
     try {
       await apiLines("/partition", { device: job.gpu, layout: job.layout, reload_driver: job.reload }, (event) => {
         if (event.event === "error") failed = Object.assign(new Error(event.message ?? event.text), { hint: event.page_hint ?? event.hint });
-        if (event.text) job.lines = [...job.lines, event.text].slice(-10);
+        if (event.text) job.lines = [...job.lines, named(event.text)].slice(-10);
         drawLayers();
       });
       if (failed) throw failed;

@@ -7,8 +7,7 @@ import { openDeploy } from "./deploy.js";
 import { h, prose, render } from "./dom.js";
 import { openDrawer, promisesView } from "./drawer.js";
 import { gpusCard, modelsView } from "./models.js";
-import { endpoint } from "./actions.js";
-import { changed, cluster, go, onChange, onNews, readRoute, readSession, startLive, state } from "./store.js";
+import { changed, cluster, go, named, onChange, onNews, readRoute, readSession, startLive, state } from "./store.js";
 import { announce, button, closeMenu, drawLayers, field, openDialog, openMenu, say, unseen } from "./ui.js";
 import { openStack, whatIfView } from "./what_if.js";
 
@@ -23,16 +22,16 @@ function shell() {
       "header",
       { class: "top" },
       h("a", { class: "brand", href: "#/models" }, "AIM GPU Sharing"),
-      state.page?.simulated.length ? h("span", { class: "chip sim", title: "The ledger and the models are real; the GPUs are simulated and enforce nothing" }, `simulated ${state.page.simulated.join(", ")}`) : null,
+      state.page?.simulated.length ? h("span", { class: "chip sim", title: state.page.software ? "A driver that needs no card: limits hold for programs that use it; the models run on the CPU" : "The ledger and the models are real; the GPUs are simulated and enforce nothing" }, `${state.page.software ? "software GPU" : "simulated"} ${state.page.simulated.join(", ")}`) : null,
       h("nav", { "aria-label": "Views" }, VIEWS.map(([id, text]) => h("a", { key: id, href: `#/${id}`, class: view === id ? "on" : "", "aria-current": view === id ? "page" : null }, text))),
       h("span", { class: "grow" }),
       connection(),
-      button("stack.yaml", openStack, { class: "quiet", title: "The stack file for what is deployed" }),
+      button("Export stack", openStack, { class: "quiet", title: "The stack file for what is deployed" }),
       button("Deploy a model", () => openDeploy(), { class: "primary" }),
       button("⋯", openMore, { class: "more", "aria-label": "More", "aria-haspopup": "menu" }),
     ),
     h("main", { id: "content", tabindex: "-1", class: `view-${view}` }, h("h1", { class: "sr" }, VIEWS.find(([id]) => id === view)?.[1] ?? "GPUs"), banner(), state.page || state.connection === "lost" || state.connection === "refused" ? (state.page ? DRAW[view]() : unreachable()) : h("p", { class: "nodata" }, "Connecting…")),
-    h("footer", { class: "foot" }, state.page ? `aimgpu ${state.page.version} · ${state.page.node} · OpenAI endpoint ${endpoint()}/v1` : "", h("span", { class: "grow" }), unseen(". "), h("span", {}, "Press ? for keys")),
+    h("footer", { class: "foot" }, state.page ? `aimgpu ${state.page.version} · ${state.page.node}` : "", h("span", { class: "grow" }), unseen(". "), h("span", {}, "Press ? for keys")),
   ];
 }
 
@@ -141,7 +140,7 @@ function onKey(event) {
   else if (event.key === "?") openShortcuts();
   else if (event.key === "/") {
     go("chat");
-    setTimeout(() => document.querySelector(".composer textarea")?.focus(), 50);
+    state.writing = true;
   } else return;
   event.preventDefault();
 }
@@ -149,13 +148,19 @@ function onKey(event) {
 function drawPage() {
   render(document.getElementById("app"), shell());
   drawLayers();
+  const box = state.writing && document.querySelector(".composer textarea.message"); // not yet there while the models are read
+  if (box) {
+    box.focus();
+    state.writing = false;
+  }
   const waiting = state.models.reduce((sum, model) => sum + (model.state === "failed" || model.state === "refused" ? 1 : 0), 0);
-  document.title = `${state.page?.simulated.length ? "SIMULATED · " : ""}${waiting ? `(${waiting}) ` : ""}AIM GPU Sharing`;
+  document.title = `${state.page?.simulated.length ? state.page.software ? "SOFTWARE GPU · " : "SIMULATED · " : ""}${waiting ? `(${waiting}) ` : ""}AIM GPU Sharing`;
 }
 
 addEventListener("hashchange", () => {
   closeMenu();
   state.route = readRoute();
+  if (state.route.view !== "chat") state.writing = false;
   changed();
   document.getElementById("content")?.focus({ preventScroll: true });
 });
@@ -167,7 +172,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 addEventListener("aimgpu:keys", (event) => openKeyDialog(event.detail));
 applyTheme();
 onChange(drawPage);
-onNews((entries) => announce(entries.slice(-3).map((one) => `${one.model ? `${one.model}: ` : ""}${one.text}`).join(". ")));
+onNews((entries) => announce(entries.slice(-3).map((one) => `${one.model ? `${one.model}: ` : ""}${named(one.text)}`).join(". ")));
 drawPage();
 readSession();
 startLive();

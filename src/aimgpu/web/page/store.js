@@ -16,6 +16,7 @@ export const state = {
   connectionText: "",
   route: readRoute(),
   drawer: null,
+  writing: false, // the message is to have the focus once the chat is drawn
 };
 
 const MOST_REQUESTS = 500;
@@ -56,6 +57,13 @@ export function go(view, name = null) {
   location.hash = `#/${view}${name ? `/${encodeURIComponent(name)}` : ""}`;
 }
 
+/** To write to this model: with the focus in the message. By a number key or a link the focus stays out of it, so that further keys switch views. */
+export function openChat(name) {
+  state.writing = true;
+  go("chat", name);
+  changed();
+}
+
 /** The facts of the cluster whose page this is; null on the page of one machine. */
 export function cluster() {
   return state.page?.cluster ?? null;
@@ -63,6 +71,17 @@ export function cluster() {
 
 export function findModel(name) {
   return state.models.find((model) => model.name === name) ?? null;
+}
+
+export function gpuIndex(id) {
+  return state.gpus.find((gpu) => gpu.id === id)?.index ?? id;
+}
+
+/** A text of the daemon with GPUs as the commands name them: gpu0, gpu0/spx-0. Those of a cluster keep the names of their nodes. */
+export function named(text) {
+  if (!text || cluster()) return text;
+  const ids = new Map(state.gpus.map((gpu) => [gpu.id, `gpu${gpu.index}`]));
+  return text.replace(/[\w:.-]*[\w]/g, (word) => ids.get(word) ?? word);
 }
 
 const HANDLERS = {

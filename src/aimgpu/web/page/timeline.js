@@ -36,7 +36,7 @@ export function timelineCard(seconds, { tall = false } = {}) {
     timeline.wanted = true;
     schedule();
   }
-  const choices = state.gpus.length > 1 ? h("select", { value: timeline.gpu ?? "", "aria-label": "GPU", onchange: (event) => { timeline.gpu = event.target.value || null; changed(); } }, h("option", { value: "" }, "all GPUs"), state.gpus.map((gpu) => h("option", { key: gpu.id, value: gpu.id }, `GPU ${gpu.index}`))) : null;
+  const choices = state.gpus.length > 1 ? h("select", { value: timeline.gpu ?? "", "aria-label": "GPU", onchange: (event) => { timeline.gpu = event.target.value || null; changed(); } }, h("option", { value: "" }, "all GPUs"), state.gpus.map((gpu) => h("option", { key: gpu.id, value: gpu.id }, `gpu${gpu.index}`))) : null;
   const pause = button(timeline.paused ? "Resume" : "Pause", () => { timeline.paused = !timeline.paused; changed(); }, { class: "link" });
   return card(`Who had the GPU, last ${duration(seconds)}`, h("span", { class: "row" }, choices, pause), lanes(tall));
 }

@@ -18,10 +18,12 @@ export function pill(state, percent = null) {
   return h("span", { class: `pill ${tone}` }, h("i", { class: "dot", "aria-hidden": "true" }), percent === null ? text : `${text} ${percent} %`);
 }
 
+const ENFORCED = { hardware: "enforced by hardware", driver: "enforced by the driver", runtime: "enforced at run time", advisory: "watched, not enforced", none: "not enforced" };
+
 export function level(name, mechanism) {
   if (!name) return null;
-  const title = mechanism ? `Enforced by ${mechanism}` : name === "none" ? "Nothing enforces this share" : `Enforced at level ${name}`;
-  return h("span", { class: `level ${name}`, title }, unseen("isolation:"), name);
+  const title = mechanism ? `By ${mechanism}` : name === "none" ? "The memory is accounted for; nothing stops the model from using more" : null;
+  return h("span", { class: `level ${name}`, title }, ENFORCED[name] ?? name);
 }
 
 /** Words that only screen readers need: what the eye takes from a column, a colour or a gap. */
@@ -138,7 +140,7 @@ export function drawLayers() {
       ),
     ),
     menu && drawMenu(),
-    toasts.length ? h("div", { key: "toasts", class: "toasts", popover: "manual", mounted: (node) => node.showPopover() }, toasts.map((one) => h("p", { key: one.id, class: one.tone }, prose(one.text)))) : null,
+    toasts.length ? h("div", { key: "toasts", class: "toasts", popover: "manual", "aria-label": "Notes", mounted: (node) => node.showPopover() }, toasts.map((one) => h("p", { key: one.id, class: one.tone }, prose(one.text)))) : null,
   ]);
 }
 
@@ -209,7 +211,7 @@ addEventListener("pointerdown", (event) => {
   if (menu && !event.target.closest(".menu")) closeMenu();
 });
 
-export function confirmFirst({ title, text, act, run, tone = "bad" }) {
+export function confirmFirst({ title, text, act, run }) {
   openDialog(
     (close) => [
       h("header", {}, h("h2", {}, title)),
@@ -221,7 +223,7 @@ export function confirmFirst({ title, text, act, run, tone = "bad" }) {
         button(act, () => {
           close();
           run();
-        }, { class: `primary ${tone}` }),
+        }, { class: "primary" }),
       ),
     ],
     { label: title },

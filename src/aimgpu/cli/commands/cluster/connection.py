@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from aimgpu.cli.cluster_options import ClusterTarget
-from aimgpu.kubernetes.api_access import read_access
-from aimgpu.kubernetes.api_client import Client
+from aimgpu.kubernetes.api.access import read_access
+from aimgpu.kubernetes.api.client import Client
 
 _Answer = TypeVar("_Answer")
 

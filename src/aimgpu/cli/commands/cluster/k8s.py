@@ -11,7 +11,6 @@ from aimgpu.cli.cluster_options import ClusterTarget, cluster_options
 from aimgpu.cli.commands.cluster.connection import in_cluster
 from aimgpu.cli.commands.cluster.serving import (
     ClusterUp,
-    find_own_image,
     manifest_text,
     print_change,
     print_models,
@@ -19,18 +18,19 @@ from aimgpu.cli.commands.cluster.serving import (
 )
 from aimgpu.cli.output import examples, json_option, print_json, print_table
 from aimgpu.cli.stack_source import name_of, parse_source
-from aimgpu.control.stack.stack_file import ENGINES
 from aimgpu.errors import ClusterFailed, InvalidInput, NotFoundInCluster
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.custom_resources import GPU_NODES
-from aimgpu.kubernetes.serving.applier import AppliedObject, StackApplier
-from aimgpu.kubernetes.serving.cluster_view import GATEWAY_SELECTOR, ClusterView
-from aimgpu.kubernetes.serving.key_secret import find_gateway_namespace
-from aimgpu.kubernetes.serving.scheduling_notes import describe_slow_scheduling
-from aimgpu.kubernetes.serving.unshared_pods import describe_unshared_pods
-from aimgpu.kubernetes.serving.web_chat import NAME as WEB_CHAT
-from aimgpu.kubernetes.serving.web_chat import SELECTOR, ensure_key, forget_key, render_web_chat
-from aimgpu.kubernetes.standard_resources import DEPLOYMENTS
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.api.resources import DEPLOYMENTS
+from aimgpu.kubernetes.models.serving.applier import AppliedObject, StackApplier
+from aimgpu.kubernetes.models.serving.cluster_view import GATEWAY_SELECTOR, ClusterView, find_installed_image
+from aimgpu.kubernetes.models.serving.engine_container import require_own_image
+from aimgpu.kubernetes.models.serving.key_secret import find_gateway_namespace
+from aimgpu.kubernetes.models.serving.scheduling_notes import describe_missing_classes, describe_slow_scheduling
+from aimgpu.kubernetes.models.serving.unshared_pods import describe_unshared_pods
+from aimgpu.kubernetes.models.serving.web_chat import NAME as WEB_CHAT
+from aimgpu.kubernetes.models.serving.web_chat import SELECTOR, ensure_key, forget_key, render_web_chat
+from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES
+from aimgpu.sizing import ENGINES
 
 _WEB = "web"
 _FORBIDDEN = 403
@@ -61,7 +61,7 @@ def k8s() -> None:
 @click.option("--engine", type=click.Choice(ENGINES), help="[llamacpp]")
 @click.option("--memory", help="Of a GPU, such as 24GiB. [sized by the model]")
 @click.option("--fraction", help="Of a GPU, such as 0.5.")
-@click.option("--context-tokens", "tokens", type=click.IntRange(1), help="Tokens of one request.")
+@click.option("--context", "tokens", type=click.IntRange(1), help="Tokens of one request.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests at once.")
 @click.option("--replicas", type=click.IntRange(1), help="Copies. [1]")
 @click.option("--keep", help="Scale to zero when idle for so long, such as 10m. [always]")
@@ -107,7 +107,8 @@ def _stack_text(model: str, options: dict[str, Any]) -> str:
 async def _deploy_web(client: Client, namespace: str, asked: ClusterUp, image: str | None) -> int:
     gateway_namespace = await find_gateway_namespace(client)
     gateway = f"http://aim-gpu-sharing-gateway.{gateway_namespace}.svc"
-    manifests = render_web_chat(image or await find_own_image(client), gateway, asked.pull_policy)
+    own = require_own_image(image or await find_installed_image(client))
+    manifests = render_web_chat(own, gateway, asked.pull_policy)
     if not asked.as_json:
         click.echo(manifest_text([one for one in manifests if one["kind"] != "ConfigMap"]))
     made = False if asked.dry_run else await ensure_key(client, namespace, gateway_namespace)
@@ -144,7 +145,8 @@ def status(cluster: ClusterTarget, as_json: bool) -> None:
 
 async def _read_status(client: Client, namespace: str) -> dict[str, Any]:
     found: dict[str, Any] = await ClusterView(client, namespace).read_status()
-    notes = [*await describe_unshared_pods(client, namespace), *await describe_slow_scheduling(client)]
+    notes = await describe_unshared_pods(client, namespace)
+    notes += [*await describe_missing_classes(client), *await describe_slow_scheduling(client)]
     nodes: list[dict[str, str]] = []
     wanted = ready = 0
     try:

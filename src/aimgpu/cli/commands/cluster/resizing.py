@@ -10,13 +10,13 @@ from aimgpu.cli.cluster_options import ClusterTarget
 from aimgpu.cli.commands.cluster.connection import in_cluster
 from aimgpu.cli.output import print_json
 from aimgpu.errors import EngineFailed, UnknownDeployment
-from aimgpu.kubernetes.api_client import Client, Object
-from aimgpu.kubernetes.page.cluster_resize import apply_rollout, finish_rollout, read_cluster
-from aimgpu.kubernetes.page.observed import name_models, observe
-from aimgpu.kubernetes.page.share_rollout import ShareRollout, plan_rollout
-from aimgpu.kubernetes.serving.cluster_view import ClusterView
-from aimgpu.kubernetes.serving.share_rewrite import is_rolled_out
-from aimgpu.kubernetes.standard_resources import DEPLOYMENTS
+from aimgpu.kubernetes.api.client import Client, Object
+from aimgpu.kubernetes.api.resources import DEPLOYMENTS
+from aimgpu.kubernetes.models.page.cluster_resize import apply_rollout, finish_rollout, read_cluster
+from aimgpu.kubernetes.models.page.observed import name_models, observe
+from aimgpu.kubernetes.models.page.share_rollout import ShareRollout, plan_rollout
+from aimgpu.kubernetes.models.serving.cluster_view import ClusterView
+from aimgpu.kubernetes.models.serving.share_rewrite import is_rolled_out
 from aimgpu.units import format_bytes
 
 _LOOK_SECONDS = 1.0

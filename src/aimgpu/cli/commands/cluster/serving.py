@@ -17,13 +17,20 @@ from aimgpu.cli.views.status import STATE_STYLES
 from aimgpu.control.stack.stack_file import Stack
 from aimgpu.errors import ClusterFailed, EngineFailed
 from aimgpu.keyfile import KeyStore
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.serving.applier import AppliedObject, ObjectChange, StackApplier
-from aimgpu.kubernetes.serving.cluster_view import ClusterView, find_installed_image
-from aimgpu.kubernetes.serving.engine_container import ServingImages, own_image
-from aimgpu.kubernetes.serving.key_secret import KeySecret, find_gateway_namespace
-from aimgpu.kubernetes.serving.manifests import Manifest, RenderOptions, render_stack
-from aimgpu.kubernetes.serving.queue_bounds import QueueBounds
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.api.resources import DEPLOYMENTS
+from aimgpu.kubernetes.cluster.placeable import refuse_unplaceable
+from aimgpu.kubernetes.models.serving.applier import AppliedObject, ObjectChange, StackApplier
+from aimgpu.kubernetes.models.serving.cluster_view import (
+    GATEWAY_SELECTOR,
+    ClusterView,
+    find_installed_image,
+    find_media_domains,
+)
+from aimgpu.kubernetes.models.serving.engine_container import ServingImages
+from aimgpu.kubernetes.models.serving.key_secret import KeySecret, find_gateway_namespace, gateway_namespace_or
+from aimgpu.kubernetes.models.serving.manifests import USUAL_NAMESPACE, Manifest, RenderOptions, render_stack
+from aimgpu.kubernetes.models.serving.queue_bounds import QueueBounds
 from aimgpu.units import format_bytes
 
 _LOOK_SECONDS = 1.0
@@ -65,11 +72,6 @@ class ClusterUp:
     cache: str | None = None
 
 
-async def find_own_image(client: Client) -> str:
-    """Of this project: the one that the chart was installed with, else that of this command's version."""
-    return await find_installed_image(client) or own_image()
-
-
 def up_in_cluster(target: ClusterTarget, stack: Stack, asked: ClusterUp) -> int:
     """Apply the stack, and wait until its models are ready unless they are to be left alone."""
     return in_cluster(target, lambda client, namespace: _up(client, namespace, stack, asked))
@@ -79,14 +81,20 @@ async def _up(client: Client, namespace: str, stack: Stack, asked: ClusterUp) ->
     applier = StackApplier(client, namespace)
     await applier.check_cluster(inference_services=asked.as_inference_services)
     images = ServingImages(
-        own=asked.image or await find_own_image(client),
+        own=asked.image or await find_installed_image(client),
         vendor=asked.vendor or await applier.find_vendor(),
         pull_policy=asked.pull_policy,
+        media_domains=await find_media_domains(client),
     )
     options = RenderOptions(
-        images=images, stack=asked.stack_name, as_inference_services=asked.as_inference_services, cache=asked.cache
+        images=images,
+        stack=asked.stack_name,
+        as_inference_services=asked.as_inference_services,
+        cache=asked.cache,
+        gateway_namespace=await gateway_namespace_or(client, USUAL_NAMESPACE),
     )
     manifests = render_stack(stack.deployments, options)
+    await refuse_unplaceable(client, manifests, namespace)
     if (asked.dry_run or asked.show) and not asked.as_json:
         click.echo(manifest_text([_hidden(one) for one in manifests]))
     changes = [one async for one in _shown(applier.apply(manifests, dry_run=asked.dry_run), asked)]
@@ -245,6 +253,22 @@ def change_cluster_keys(target: ClusterTarget, act: Callable[[KeyStore], _Answer
         return await KeySecret(client, namespace).change(act)
 
     return in_cluster(target, work)
+
+
+def describe_divided_concurrency(target: ClusterTarget, most: int) -> str | None:
+    """What a key with this limit may do where there are more gateways than that; None: the limit holds."""
+
+    async def count(client: Client, _: str) -> int:
+        try:
+            found = (await client.list(DEPLOYMENTS, target.namespace or None, labels=GATEWAY_SELECTOR))[0]
+        except ClusterFailed:  # not ours to see
+            return 0
+        return sum(int(one["spec"].get("replicas") or 0) for one in found)
+
+    gateways = in_cluster(target, count)
+    if gateways <= most:
+        return None
+    return f"{gateways} gateways run, and each answers at least one of its requests at a time: it may have {gateways} at once."
 
 
 def read_cluster_scores(target: ClusterTarget) -> dict[str, Any]:

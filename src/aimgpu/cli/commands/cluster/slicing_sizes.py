@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from aimgpu.cli.sizing_basis import own_basis
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
-from aimgpu.kubernetes.timeslicing.recommendation import SizedModel
+from aimgpu.kubernetes.cluster.timeslicing.recommendation import SizedModel
 from aimgpu.sizing import SizingRequest, estimate_need
 from aimgpu.wiring import find_device
 

@@ -11,10 +11,10 @@ from aimgpu.cli.commands.cluster.slicing_sizes import size_models
 from aimgpu.cli.options import FiniteRange
 from aimgpu.cli.output import Cell, Column, Function, examples, is_terminal, json_option, print_json, print_table
 from aimgpu.errors import InvalidInput
-from aimgpu.kubernetes.api_client import Client
-from aimgpu.kubernetes.timeslicing import ISOLATION
-from aimgpu.kubernetes.timeslicing.diagnosis import SlicingHealth, diagnose
-from aimgpu.kubernetes.timeslicing.installation import (
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.cluster.timeslicing import ISOLATION
+from aimgpu.kubernetes.cluster.timeslicing.diagnosis import SlicingHealth, diagnose
+from aimgpu.kubernetes.cluster.timeslicing.installation import (
     Installation,
     find_installation,
     find_nodes,
@@ -22,10 +22,10 @@ from aimgpu.kubernetes.timeslicing.installation import (
     read_undo,
     write_setup,
 )
-from aimgpu.kubernetes.timeslicing.plugin_setup import KINDS, NVIDIA, PluginSetup, show_difference, with_sharing
-from aimgpu.kubernetes.timeslicing.recommendation import Recommendation, recommend
-from aimgpu.kubernetes.timeslicing.sharing_manifest import SharingSettings, config_map, plugin_config
-from aimgpu.kubernetes.timeslicing.verification import PodTrial, Verified, verify
+from aimgpu.kubernetes.cluster.timeslicing.plugin_setup import KINDS, NVIDIA, PluginSetup, show_difference, with_sharing
+from aimgpu.kubernetes.cluster.timeslicing.recommendation import Recommendation, recommend
+from aimgpu.kubernetes.cluster.timeslicing.sharing_manifest import SharingSettings, config_map, plugin_config
+from aimgpu.kubernetes.cluster.timeslicing.verification import PodTrial, Verified, verify
 from aimgpu.sizing import ENGINES
 from aimgpu.units import format_bytes, parse_bytes
 
@@ -147,7 +147,7 @@ def render(models: Sequence[str], *, as_json: bool, namespace: str | None, key: 
 @click.option("--undo", is_flag=True, help="Put everything back as it was before the last apply.")
 @click.option("--dry-run", is_flag=True, help="Show the difference and change nothing.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@connection_options()
+@connection_options
 @json_option
 def apply(
     models: Sequence[str], *, as_json: bool, undo: bool, dry_run: bool, yes: bool, cluster: ClusterTarget, **options: Any,  # noqa: ANN401
@@ -181,7 +181,7 @@ def apply(
 @click.option("--pod-namespace", default="default", show_default=True, help="Of the test pod.")
 @click.option("--no-pod", is_flag=True, help="Look at the nodes only.")
 @click.option("--timeout", type=FiniteRange(min=0, max=86_400.0), default=120.0, show_default=True, help="Seconds.")
-@connection_options()
+@connection_options
 @json_option
 def verify_command(
     plugin: str, namespace: str | None, nodes: Sequence[str], *, image: str, pod_namespace: str, no_pod: bool, timeout: float,
@@ -205,7 +205,7 @@ def verify_command(
 
 @timeslicing.command(epilog=examples("aimgpu timeslicing doctor", "aimgpu timeslicing doctor --plugin aim --json"))
 @_target
-@connection_options()
+@connection_options
 @json_option
 def doctor(plugin: str, namespace: str | None, nodes: Sequence[str], *, cluster: ClusterTarget, as_json: bool) -> int:
     """Plugin and its log, ConfigMap, labels, allocatable, pending pods, sharers, isolation. Exit status 1 for a problem."""

@@ -1,11 +1,14 @@
 """`aimgpu doctor`: what was found here, and what to do about what is missing. Needs no daemon."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from json import dumps
 from os import environ
 from pathlib import Path
 from shutil import get_terminal_size
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,20 +24,26 @@ from aimgpu.cli.doctor_checks import (
     find_folder,
     find_gpus,
     find_named_program,
+    find_newer_limits,
     find_port,
     find_troubles,
 )
 from aimgpu.cli.options import simulated_option
 from aimgpu.cli.output import Cell, Column, examples, is_terminal, json_option, print_json, print_table, table_width
 from aimgpu.cli.verify import Outcome, VerifyReport, verify
+from aimgpu.cli.views.gpu_names import Rename, names_of
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.engines.models.store import LocalModelStore
-from aimgpu.engines.protocols import Availability
-from aimgpu.errors import InvalidInput
+from aimgpu.engines.protocols import Availability, ServerEngine
+from aimgpu.errors import AimGpuError, InvalidInput
 from aimgpu.files import cache_directory
 from aimgpu.hardware.amd.smi import AmdSmi
+from aimgpu.hardware.protocols import DeviceReader
 from aimgpu.home import find_home
 from aimgpu.ledger import Owner
+
+if TYPE_CHECKING:
+    from aimgpu.domain import Device
 
 _STYLES = {CheckStatus.OK: "green", CheckStatus.NOTE: "yellow", CheckStatus.PROBLEM: "bold red"}
 
@@ -118,8 +127,10 @@ def _look(host: str, port: int) -> Iterator[Check]:
     )
     yield from find_gpus()
     backends = wiring.real_backends()
-    yield from find_devices(backends)
-    yield from find_troubles(backends)
+    rename = _names(backends)
+    yield from find_devices(backends, rename)
+    yield from find_troubles(backends, rename)
+    yield from find_newer_limits()
     smi = AmdSmi()
     if smi.is_installed or any(Path("/sys/module/amdgpu").glob("*")):
         yield from find_amd_tool(smi)
@@ -133,9 +144,18 @@ def _look(host: str, port: int) -> Iterator[Check]:
     yield from find_folder("cache", cache_directory(), private=False, setting="AIMGPU_CACHE")
 
 
+def _names(readers: Iterable[DeviceReader]) -> Rename:
+    """Numbered as everywhere: through all that can be read."""
+    found: list[Device] = []
+    for reader in readers:
+        with suppress(AimGpuError):
+            found.extend(reader.read_devices())
+    return names_of(replace(device, index=number) for number, device in enumerate(found))
+
+
 def _probe_engines(*, has_gpu: bool) -> dict[str, Availability]:
     engines = wiring.make_engines(LocalModelStore(), cache_directory(), has_gpu=has_gpu)
-    return {name: engine.availability() for name, engine in engines.items()}
+    return {name: engine.availability() for name, engine in engines.items() if not isinstance(engine, ServerEngine)}
 
 
 def _print(findings: list[Check], problems: int) -> None:

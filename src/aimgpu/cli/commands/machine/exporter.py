@@ -22,7 +22,7 @@ _PROGRAM = (sys.executable, "-m", "aimgpu.daemon.exporter")
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=9400, show_default=True, help="Port to listen on; 0: any.")
-@click.option("--count", type=click.IntRange(1, 64), default=1, show_default=True, help="How many, with --simulated.")
+@click.option("--count", type=click.IntRange(1, 64), default=1, show_default=True, help="How many, with --gpu.")
 @simulated_option
 @json_option
 def exporter(host: str, port: int, count: int, simulated: GpuChoice | None, as_json: bool) -> None:  # noqa: ARG001 - text always

@@ -8,11 +8,13 @@ import click
 
 from aimgpu.cli.machine_view import read_machine
 from aimgpu.cli.options import INTERVAL, simulated_option
-from aimgpu.cli.output import clear_screen, examples, json_option, print_json
+from aimgpu.cli.output import Column, clear_screen, examples, json_option, print_json, print_table
 from aimgpu.cli.views.gpus import describe_machine, print_machine
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.errors import AimGpuError
+from aimgpu.hardware.known_gpus import known_gpus
 from aimgpu.home import find_home
+from aimgpu.units import format_bytes
 
 
 @click.command(
@@ -20,15 +22,20 @@ from aimgpu.home import find_home
         "aimgpu gpus",
         "aimgpu gpus --watch",
         "aimgpu gpus --json | jq '.gpus[].partitions[].free_bytes'",
-        "aimgpu gpus --simulated MI355X    # what such a GPU would look like",
+        'aimgpu gpus --gpu "RTX 4090"    # what such a GPU would look like',
+        "aimgpu gpus --known             # every GPU that can be sized for and simulated",
     )
 )
 @click.option("--watch", "-w", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
 @click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--known", is_flag=True, help="The GPUs that --gpu knows, instead of this machine's.")
 @simulated_option
 @json_option
-def gpus(watch: bool, interval: float, simulated: GpuChoice | None, as_json: bool) -> None:
+def gpus(watch: bool, interval: float, known: bool, simulated: GpuChoice | None, as_json: bool) -> None:
     """The GPUs of this machine: layout, memory granted, measured and free, processes, and the isolation they can give."""
+    if known:
+        _show_known(as_json=as_json)
+        return
     if not watch:
         _show(describe_machine(read_machine(find_home(), simulated)), as_json=as_json)
         return
@@ -61,3 +68,12 @@ def _show(now: dict[str, Any], *, as_json: bool) -> None:
         print_json(now)
     else:
         print_machine(now)
+
+
+def _show_known(*, as_json: bool) -> None:
+    if as_json:
+        print_json({"gpus": known_gpus()})
+        return
+    rows = [(gpu.product, gpu.market_name, format_bytes(gpu.memory_bytes), str(gpu.compute_units)) for gpu in known_gpus()]
+    print_table(["PRODUCT", "NAME", Column("MEMORY", right=True), Column("UNITS", right=True)], rows)
+    click.echo("UNITS: AMD's compute units or NVIDIA's SMs. Where the figures come from: docs/reference/gpus.md")

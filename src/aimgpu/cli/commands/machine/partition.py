@@ -13,6 +13,7 @@ from aimgpu.cli.machine_view import Machine, read_machine
 from aimgpu.cli.options import simulated_option
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.signals import signals_answered
+from aimgpu.cli.views.gpu_names import Rename, names_of
 from aimgpu.cli.views.partition import describe_layouts, describe_step, print_change, print_changed, print_layouts
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.domain import Device
@@ -42,7 +43,7 @@ def partition() -> None:
     """Divide a GPU into partitions that the hardware enforces."""
 
 
-@partition.command("list", epilog=examples("aimgpu partition list", "aimgpu partition list --simulated MI300X"))
+@partition.command("list", epilog=examples("aimgpu partition list", "aimgpu partition list --gpu MI300X"))
 @click.argument("gpu", required=False)
 @click.option("--all", "every", is_flag=True, help="Also layouts that differ only in where a partition begins.")
 @simulated_option
@@ -67,7 +68,7 @@ def plan(gpu: str, layout: str, simulated: GpuChoice | None, as_json: bool) -> N
     """What would stop, what would come back and what would change if GPU had LAYOUT."""
     home = find_home()
     machine = read_machine(home, simulated)
-    _show_plan(_plan(home, machine, _find(machine, gpu), layout), as_json=as_json)
+    _show_plan(_plan(home, machine, _find(machine, gpu), layout), _names(machine), as_json=as_json)
 
 
 @partition.command(
@@ -111,7 +112,7 @@ def _whole(device: Device) -> str:
     single = [layout for layout in device.layouts if len(layout.partitions) == 1]
     if not single:
         raise UnknownLayout(
-            f"{device.id} ({device.product}) offers no layout of one partition", hint="`aimgpu partition list`."
+            f"gpu{device.index} ({device.product}) offers no layout of one partition", hint="`aimgpu partition list`."
         )
     # One MIG instance over everything may report more bytes than the GPU without MIG, and is still not the whole GPU.
     return max(single, key=lambda layout: (layout.partitions[0].start is None, layout.memory_bytes)).name
@@ -122,28 +123,29 @@ def _plan(home: Home, machine: Machine, device: Device, layout: str) -> dict[str
         if machine.daemon:
             change = connect(home).plan_partition(device.id, layout)
         else:
-            from aimgpu.control.planning.layout_plan import find_layout_change  # noqa: PLC0415 - it decides, with numpy
+            from aimgpu.control.plan.layout import find_layout_change  # noqa: PLC0415 - it decides, with numpy
 
             change = find_layout_change(machine.snapshot, device.id, layout).to_json()
             change |= {"stops": [], "returns": [], "does_not_fit": []}  # there is no daemon that could stop a model
     except UnknownLayout as error:
-        raise _with_reasons(error, [finding for finding in machine.findings if finding.subject == device.id]) from error
+        findings = [finding for finding in machine.findings if finding.subject == device.id]
+        raise _with_reasons(error, findings, _names(machine)) from error
     change |= describe_step(device, change["before"], change["after"]) | {"simulated": device.simulated}
     change["in_the_way"] = _strangers(machine, set(change["idle"]))
     return change
 
 
-def _with_reasons(error: UnknownLayout, findings: Iterable[Finding]) -> UnknownLayout:
+def _with_reasons(error: UnknownLayout, findings: Iterable[Finding], rename: Rename) -> UnknownLayout:
     """A GPU may offer less than its like for a reason: a virtual function, a reset."""
     message = "; ".join([error.message, *(finding.text for finding in findings)])
     hints = [error.hint, *(finding.hint for finding in findings)]
-    return UnknownLayout(message, hint=" ".join(hint for hint in hints if hint))
+    return UnknownLayout(rename(message), hint=rename(" ".join(hint for hint in hints if hint)))
 
 
 def _strangers(machine: Machine, idle: set[str]) -> list[dict[str, Any]]:
     """Processes on partitions that must be idle meanwhile: not ours, or ours with no daemon that could stop them."""
     ours = machine.attendants | (machine.owners.keys() if machine.daemon else set())
-    halted = {partition_id.rpartition("/")[0] for partition_id in idle}
+    halted = {state.device.id for state in machine.states if any(part.id in idle for part in state.device.layout.partitions)}
     found = {
         process.pid: process.name
         for usage in machine.usage.values()
@@ -154,23 +156,27 @@ def _strangers(machine: Machine, idle: set[str]) -> list[dict[str, Any]]:
     return [{"pid": pid, "name": name, "instance": machine.owners.get(pid)} for pid, name in found.items()]
 
 
-def _show_plan(change: Mapping[str, Any], *, as_json: bool) -> None:
+def _names(machine: Machine) -> Rename:
+    return names_of(state.device for state in machine.states)
+
+
+def _show_plan(change: Mapping[str, Any], rename: Rename, *, as_json: bool) -> None:
     if as_json:
         print_json(change)
     else:
-        print_change(change)
+        print_change(change, rename)
 
 
 def _change(home: Home, machine: Machine, wanted: tuple[Device, str], consent: Consent, *, dry_run: bool) -> int:
     """Exit status: 0, or 1 where the user said no."""
     device, layout = wanted
-    change = _plan(home, machine, device, layout)
+    change, rename = _plan(home, machine, device, layout), _names(machine)
     if dry_run:
-        _show_plan(change, as_json=consent.as_json)
+        _show_plan(change, rename, as_json=consent.as_json)
         return 0
-    _refuse_stranded(change)
+    _refuse_stranded(change, rename)
     refused = change["needs_reload"] and not consent.reload_driver  # nothing will be stopped
-    if change["stops"] and not refused and not consent.yes and not _confirm(change, as_json=consent.as_json):
+    if change["stops"] and not refused and not consent.yes and not _confirm(change, rename, as_json=consent.as_json):
         click.echo("Nothing was changed.", err=True)
         return 1
     _apply(home, machine, device, change, consent)
@@ -183,28 +189,29 @@ def _change(home: Home, machine: Machine, wanted: tuple[Device, str], consent: C
     return 0
 
 
-def _refuse_stranded(change: Mapping[str, Any]) -> None:
+def _refuse_stranded(change: Mapping[str, Any], rename: Rename) -> None:
     left = sorted({process["instance"] for process in change["in_the_way"] if process["instance"]})
     if left:
         raise PartitionBusy(
-            f"cannot set {change['after']} on {change['device']}: {', '.join(left)} still run, and no daemon does",
+            f"cannot set {change['after']} on {rename(change['device'])}: {', '.join(left)} still run, and no daemon does",
             hint="`aimgpu up` takes them over, `aimgpu down` ends them; then try again. Nothing was changed.",
         )
 
 
-def _confirm(change: Mapping[str, Any], *, as_json: bool) -> bool:
+def _confirm(change: Mapping[str, Any], rename: Rename, *, as_json: bool) -> bool:
     """Asked of a person only; a script has to say it beforehand. Nothing is asked for a change that would be refused."""
     if change["in_the_way"]:
         processes = {process["pid"]: process["name"] for process in change["in_the_way"]}
-        raise processes_in_the_way(change["device"], change["after"], processes)
+        raise processes_in_the_way(rename(change["device"]), change["after"], processes)
     count = len(change["stops"])
     what = f"{count} running model{'' if count == 1 else 's'} ({', '.join(change['stops'])})"
     if as_json or not sys.stdin.isatty():
+        gpu, line = rename(change["device"]), f"aimgpu partition apply {rename(change['device'])} {change['after']}"
         raise Conflict(
-            f"{change['before']} -> {change['after']} on {change['device']} stops {what}",
-            hint="Pass --yes to allow it; `--dry-run` shows what comes back. Nothing was changed.",
+            f"{change['before']} -> {change['after']} on {gpu} stops {what}",
+            hint=f"`{line} --yes` allows it, `{line} --dry-run` shows what comes back. Nothing was changed.",
         )
-    print_change(change)
+    print_change(change, rename)
     return click.confirm(f"Stop {what} for this?", err=True)
 
 
@@ -213,7 +220,7 @@ def _apply(home: Home, machine: Machine, device: Device, change: Mapping[str, An
     if machine.daemon:
         events = connect(home).partition(device.id, layout, reload_driver=consent.reload_driver)
         try:
-            _follow(events, quiet=consent.as_json)
+            _follow(events, _names(machine), quiet=consent.as_json)
         except KeyboardInterrupt:
             click.echo("The daemon goes on with the change; `aimgpu gpus` shows it.", err=True)
             raise
@@ -250,13 +257,13 @@ def _finishing() -> Iterator[None]:
         yield
 
 
-def _follow(events: Iterable[Mapping[str, Any]], *, quiet: bool) -> None:
+def _follow(events: Iterable[Mapping[str, Any]], rename: Rename, *, quiet: bool) -> None:
     for event in events:
         if event.get("event") == "error" and not event.get("deployment"):
             raise error_from_json(event)
         if not quiet and event.get("text") and event.get("event") in ("step", "state", "refused", "error"):
             name = f"{event['deployment']}: " if event.get("deployment") else ""
-            click.echo(f"{name}{event['text']}")
+            click.echo(rename(f"{name}{event['text']}"))
 
 
 def _find(machine: Machine, wanted: str) -> Device:

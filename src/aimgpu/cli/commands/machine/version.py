@@ -9,7 +9,7 @@ from aimgpu.cli.output import examples, json_option, print_json
 
 def read_version() -> str:
     try:
-        return distribution_version("aim-gpu-sharing")
+        return distribution_version("aimgpu")
     except PackageNotFoundError:  # run from a checkout that was not installed
         return "unknown"
 

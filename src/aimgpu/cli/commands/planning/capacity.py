@@ -21,6 +21,8 @@ from aimgpu.placement.capacity.capacity import Capacity, plan_capacity
 @file_option
 @click.option(
     "--gpu",
+    "--simulated",
+    "gpu",
     metavar="PRODUCT",
     default="MI300X",
     show_default=True,

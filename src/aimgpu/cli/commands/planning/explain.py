@@ -53,7 +53,7 @@ def explain_command(
         return
     print_notes([each for each, _ in answers], world)
     for each, answer in answers:
-        print_explanation(each, answer)
+        print_explanation(each, answer, world.snapshot)
 
 
 def _is_there(path: Path) -> bool:

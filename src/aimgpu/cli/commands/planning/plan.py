@@ -7,9 +7,10 @@ import click
 
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.plan_options import limit_options
-from aimgpu.cli.stack_source import read_source
+from aimgpu.cli.stack_source import choose_source
+from aimgpu.cli.views.oversubscription import show_oversubscription
 from aimgpu.cli.views.plan import plan_json, print_notes, print_plan, print_refusals, print_service
-from aimgpu.cli.what_if import SizedAsk, World, file_option, read_world, size_asks, without_running, world_options
+from aimgpu.cli.what_if import FILE_HELP, SizedAsk, World, read_world, size_asks, without_running, world_options
 from aimgpu.domain import Refusal
 from aimgpu.errors import PlacementRefused
 from aimgpu.placement import Cost, MovePlan
@@ -23,34 +24,45 @@ NOTHING = MovePlan(asks=(), placements=(), steps=(), cost=Cost(), because="nothi
 @click.command(
     epilog=examples(
         "aimgpu plan -f stack.yaml",
+        'aimgpu plan qwen3:8b --gpu "RTX 4090"',
         "aimgpu plan -f stack.yaml --gpu MI300X --count 2",
         "aimgpu plan -f stack.yaml --snapshot s.json --json",
         "aimgpu plan -f stack.yaml --no-stop --no-move   # as things are, or by laying out idle GPUs",
+        "aimgpu plan -f stack.yaml --arrivals log.csv   # on one GPU in turns: how many awake together, how many requests late",
         "aimgpu plan --free 2                # which models would have to move to free two whole GPUs",
     )
 )
-@file_option
+@click.argument("models", nargs=-1)
+@click.option("-f", "--file", "path", type=click.Path(path_type=Path), help=f"{FILE_HELP} [./stack.yaml]")
 @world_options
 @click.option("--dry-run", is_flag=True, help="Accepted for clarity: a plan never changes anything.")
 @limit_options
 @click.option(
     "--free", type=click.IntRange(1, 64), metavar="GPUS", help="Plan the moves that free so many whole GPUs of one node."
 )
+@click.option(
+    "--arrivals",
+    type=click.Path(path_type=Path),
+    help="Requests as CSV with the columns seconds and model: replay them on one GPU whose models sleep in turns.",
+)
 @json_option
 def plan(
     *,
-    path: Path,
+    models: tuple[str, ...],
+    path: Path | None,
     saved: Path | None,
     gpu: str | None,
     count: int,
     dry_run: bool,
     limits: Limits,
     free: int | None,
+    arrivals: Path | None,
     as_json: bool,
 ) -> None:
     """Where each model of the stack would go, and what would first be laid out, moved or stopped; nothing is done.
 
-    Models that do not fit are refused, GPU by GPU, with the smallest change that would make them fit.
+    MODELS may be named instead of a file, as for `aimgpu up`. What does not fit is refused, GPU by GPU, with the smallest
+    change that would make it fit.
     """
     del dry_run
     sized: tuple[SizedAsk, ...] = ()
@@ -59,8 +71,12 @@ def plan(
         found = plan_consolidation(world.snapshot, free, limits)
         batch = BatchPlan(plan=NOTHING, refusals=(found,)) if isinstance(found, Refusal) else BatchPlan(plan=found)
     else:
-        stack = read_source(path).stack
+        stack = choose_source(path, models, example=False).stack
         world = read_world(saved, gpu, count, stack)
+        if arrivals is not None:
+            sized = size_asks(stack.deployments, world)
+            show_oversubscription(stack.deployments, sized, world, arrivals, as_json=as_json)
+            return
         sized = without_running(size_asks(stack.deployments, world), world.snapshot)
         batch = plan_all(world.snapshot, [each.ask for each in sized], limits)
     _show(batch, sized, world, as_json=as_json)
@@ -74,7 +90,7 @@ def _show(batch: BatchPlan, sized: Sequence[SizedAsk], world: World, *, as_json:
         if batch.plan.steps or not batch.refusals:
             print_plan(batch.plan, world.snapshot)
             print_service(batch.plan, sized)
-        print_refusals(batch.refusals)
+        print_refusals(batch.refusals, world.snapshot)
     if batch.refusals:
         names = ", ".join(refusal.ask for refusal in batch.refusals[:_MOST_NAMES])
         names += ", ..." if len(batch.refusals) > _MOST_NAMES else ""

@@ -1,34 +1,26 @@
 """`aimgpu chat`: talk to a model in the terminal."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from json import JSONDecodeError, dumps, loads
-from typing import Any
-from urllib.parse import SplitResult, quote, urlsplit
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from json import dumps
 
 import click
 
-from aimgpu.cli.client import error_from_json
-from aimgpu.cli.output import examples, json_option
+from aimgpu.cli.gateway_client import START_HINT, GatewayClient, ListedModel
+from aimgpu.cli.output import examples, json_option, print_error
 from aimgpu.cli.running_models import complete_running
-from aimgpu.errors import (
-    AimGpuError,
-    DaemonUnreachable,
-    EngineDisconnected,
-    InvalidInput,
-    ModelNotFound,
-    NotAuthenticated,
-    UnknownDeployment,
-)
+from aimgpu.cli.views.word_wrap import WordWrap
+from aimgpu.errors import AimGpuError, DaemonUnreachable
 from aimgpu.home import find_home
 
-_START_HINT = "Start one with `aimgpu up`, or name another with --url."
-_KEY_HINT = "Put it into AIMGPU_API_KEY; `aimgpu keys add NAME` makes one."
-_ENDPOINT_HINT = "Is this an OpenAI endpoint?"
-_CONNECT_SECONDS = 10.0
-_HELP = "Type a message. /clear forgets the conversation so far, /quit (or Ctrl-D) leaves."
+UNWATCHED_TOKENS = 512  # of an answer that nobody can stop; the page's own limit
+_HELP = """\
+/clear        forget the conversation so far
+/model NAME   go on with another model
+/help         this list
+/quit         leave, as Ctrl-D does
+Ctrl-C stops an answer; an arrow key brings back what was typed."""
 
 Message = dict[str, str]
 
@@ -42,7 +34,7 @@ Message = dict[str, str]
 @click.option("--url", help="Where the gateway answers. [this machine's daemon]")
 @click.option("--key", envvar="AIMGPU_API_KEY", show_envvar=True, help="An API key, where one is needed.")
 @click.option("--system", help="The system prompt.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="The longest answer.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="The longest answer. [512 where nobody types, else no limit]")
 @json_option
 def chat(  # noqa: PLR0917 -- click passes them by name
     model: str | None, url: str | None, key: str | None, system: str | None, max_tokens: int | None, as_json: bool
@@ -56,10 +48,10 @@ def chat(  # noqa: PLR0917 -- click passes them by name
 
 
 class Conversation:
-    """With one model; what was said so far is sent along."""
+    """With one model at a time; what was said so far is sent along."""
 
     def __init__(
-        self, gateway: "GatewayClient", model: str, *, system: str | None, max_tokens: int | None, as_json: bool
+        self, gateway: GatewayClient, model: str, *, system: str | None, max_tokens: int | None, as_json: bool
     ) -> None:
         self._gateway = gateway
         self._model = model
@@ -70,164 +62,127 @@ class Conversation:
 
     def hold(self) -> None:
         """Until the input ends."""
-        if sys.stdin.isatty() and not self._as_json:
-            click.secho(f"{self._model} at {self._gateway.url}. {_HELP}", dim=True, err=True)
-        for text in _messages():
+        if not sys.stdin.isatty():
+            self._answer_lines()
+            return
+        click.secho(f"{self._model} at {self._gateway.url}. /help lists what can be typed, Ctrl-D leaves.", dim=True, err=True)
+        for text in read_typed():
+            if text.startswith("/"):
+                if text == "/quit":
+                    return
+                self._obey(text)
+            else:
+                self._say_interruptibly(text)
+
+    def _answer_lines(self) -> None:
+        for line in sys.stdin:
+            text = line.strip()
+            if text == "/quit":
+                return
             if text == "/clear":
                 self._said = list(self._beginning)
-            else:
+            elif text:
                 self.say(text)
 
     def say(self, text: str) -> None:
+        """One message and its answer, which is bounded where nobody can stop it."""
         readable = text.encode(errors="surrogateescape").decode(errors="replace")  # what was typed may be no UTF-8
         self._said.append({"role": "user", "content": readable})
-        limit = {"max_tokens": self._max_tokens} if self._max_tokens else {}
-        request = {"model": self._model, "messages": self._said, "stream": True} | limit
-        answer = _say(self._gateway, request, as_json=self._as_json)
-        self._said.append({"role": "assistant", "content": answer})
+        self._tell_of_wait()
+        limit = self._max_tokens or (None if sys.stdin.isatty() else UNWATCHED_TOKENS)
+        request = {"model": self._model, "messages": self._said, "stream": True} | ({"max_tokens": limit} if limit else {})
+        parts: list[str] = []
+        try:
+            ended = _show(self._gateway.stream(request), parts, WordWrap() if not self._as_json else None)
+        finally:
+            if parts:
+                self._said.append({"role": "assistant", "content": "".join(parts)})
+            else:  # two messages in a row are more than some templates take
+                self._said.pop()
+        if self._as_json:
+            click.echo(dumps({"model": self._model, "role": "assistant", "content": "".join(parts)}))
+        elif ended == "length":
+            more = "--max-tokens sets the limit" if limit else "its context is full; /clear empties it"
+            click.secho(f"(The answer was cut: {more}.)", dim=True, err=True)
+
+    def _say_interruptibly(self, text: str) -> None:
+        """Ctrl-C ends the answer, an error is shown; the conversation goes on after both."""
+        try:
+            self.say(text)
+        except KeyboardInterrupt:
+            click.echo("(stopped)", err=True)
+        except AimGpuError as error:
+            print_error(error.to_json())
+
+    def _obey(self, text: str) -> None:
+        command, _, rest = text.partition(" ")
+        if command == "/clear":
+            self._said = list(self._beginning)
+        elif command == "/help":
+            click.echo(_HELP)
+        elif command == "/model":
+            self._change_model(rest.strip())
+        else:
+            click.echo(f"There is no {command}. A message cannot begin with /; these can be typed:\n{_HELP}")
+
+    def _change_model(self, name: str) -> None:
+        try:
+            if name:
+                self._model = self._gateway.choose_model(name)
+            click.echo(f"This is {self._model}." if name else ", ".join(one.name for one in self._gateway.list_models()))
+        except AimGpuError as error:
+            print_error(error.to_json())
+
+    def _tell_of_wait(self) -> None:
+        """A model that sleeps or still loads is silent for long: say so, and for how long."""
+        with suppress(AimGpuError):  # what is wrong is reported by the message itself
+            found = next((one for one in self._gateway.list_models() if one.name == self._model), None)
+            if found is not None and found.state != "ready":
+                click.secho(describe_wait(found), dim=True, err=True)
 
 
-def _messages() -> Iterator[str]:
-    """From the prompt until Ctrl-D; from a pipe, a line each."""
-    lines = _typed() if sys.stdin.isatty() else sys.stdin
-    for line in lines:
-        text = line.strip()
-        if text == "/quit":
-            return
-        if text:
-            yield text
+def describe_wait(model: ListedModel) -> str:
+    """`waking code, about 30 s`."""
+    doing = {"sleeping": "waking", "loading": "loading", "queued": "waiting for room for"}.get(model.state, "starting")
+    return f"{doing} {model.name}" + (f", about {model.start_seconds} s" if model.start_seconds else "")
 
 
-def _typed() -> Iterator[str]:
+def _show(parts: Generator[str, None, str], kept: list[str], wrap: WordWrap | None) -> str:
+    """Keeps each part and shows it as it comes; returns why the answer ended."""
+    try:
+        while True:
+            part = next(parts)
+            kept.append(part)
+            if wrap is not None:
+                wrap.write(part)
+    except StopIteration as end:
+        return str(end.value)
+    finally:
+        parts.close()
+        if wrap is not None:
+            wrap.finish()
+
+
+def read_typed() -> Iterator[str]:
+    """Lines of a terminal, which can be edited; Ctrl-C drops the line."""
+    with suppress(ImportError):
+        import readline  # noqa: F401, PLC0415 -- its import is what gives `input` arrows and a history
+
     while True:
         try:
-            yield input("> ")
+            text = input("> ").strip()
         except EOFError:
             click.echo()
             return
-
-
-def _say(gateway: "GatewayClient", request: dict[str, Any], *, as_json: bool) -> str:
-    parts: list[str] = []
-    for part in gateway.stream(request):
-        parts.append(part)
-        if not as_json:
-            click.echo(part, nl=False)
-            sys.stdout.flush()
-    answer = "".join(parts)
-    click.echo(dumps({"model": request["model"], "role": "assistant", "content": answer}) if as_json else "")
-    return answer
+        except KeyboardInterrupt:
+            click.echo("\n(Ctrl-D or /quit leaves.)", err=True)
+            continue
+        if text:
+            yield text
 
 
 def _daemon_url() -> str:
     record = find_home().read_daemon()
     if record is None:
-        raise DaemonUnreachable(f"no daemon runs (looked in {find_home().path})", hint=_START_HINT)
+        raise DaemonUnreachable(f"no daemon runs (looked in {find_home().path})", hint=START_HINT)
     return record.url
-
-
-class GatewayClient:
-    def __init__(self, url: str, key: str | None) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self._address = _parse_url(self.url)
-        if key is not None and not (key.isascii() and key.isprintable()):
-            raise InvalidInput("an API key has no line breaks and no letters beyond ASCII", hint=_KEY_HINT)
-        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-
-    def choose_model(self, named: str | None) -> str:
-        """Asks also where one is named: whether it is there is to be known before something is typed."""
-        with self._request("GET", "/v1/models") as response:
-            models = _read_models(response)
-        if named is not None:
-            names = [str(model["id"]) for model in models]
-            if named not in names:
-                self._check_unlisted(named, names)
-            return named
-        ready = [model["id"] for model in models if model.get("state", "ready") == "ready"]
-        if not ready:
-            waiting = ", ".join(f"{model['id']} is {model.get('state')}" for model in models) or "none is deployed"
-            raise ModelNotFound(f"no model is ready: {waiting}", hint="`aimgpu ps` shows them.")
-        return str(ready[0])
-
-    def _check_unlisted(self, named: str, names: list[str]) -> None:
-        """A gateway may know a model by other names than it lists."""
-        try:
-            if named:
-                with self._request("GET", f"/v1/models/{quote(named)}"):
-                    return
-        except ModelNotFound:
-            pass
-        raise UnknownDeployment.of(named, known=names)
-
-    def stream(self, request: dict[str, Any]) -> Iterator[str]:
-        """The answer's text, part by part."""
-        with self._request("POST", "/v1/chat/completions", request) as response:
-            while line := response.readline():
-                if not line.startswith(b"data:"):
-                    continue
-                data = line.removeprefix(b"data:").strip()
-                if data == b"[DONE]":
-                    return
-                chunk = _read_object(data)
-                if "error" in chunk:
-                    raise EngineDisconnected(chunk["error"]["message"], hint="`aimgpu logs` may say why.")
-                for choice in chunk.get("choices", ()):
-                    text = choice.get("delta", {}).get("content")
-                    if text:
-                        yield text
-        raise EngineDisconnected("the answer broke off", hint="`aimgpu logs` may say why.")
-
-    @contextmanager
-    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[HTTPResponse]:
-        parts = self._address
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=_CONNECT_SECONDS)
-        try:
-            connection.connect()
-            connection.sock.settimeout(None)  # a model may think for long
-            connection.request(method, parts.path + path, None if body is None else dumps(body), self._headers)
-            response = connection.getresponse()
-            if response.status >= 400:  # noqa: PLR2004 -- HTTP's own line
-                raise _error_of(response)
-            yield response
-        except (OSError, HTTPException) as error:
-            raise DaemonUnreachable(f"{self.url} does not answer: {error}", hint=_START_HINT) from error
-        finally:
-            connection.close()
-
-
-def _parse_url(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme in ("http", "https") and parts.port != 0 and url.isascii() and url.isprintable() and " " not in url:
-            return parts
-    except ValueError:  # brackets or a port that are none
-        pass
-    raise InvalidInput(f"{url[:100]!r} is not the address of a gateway", hint="For example: --url http://gpubox:8080")
-
-
-def _read_models(response: HTTPResponse) -> list[dict[str, Any]]:
-    models = _read_object(response.read()).get("data")
-    if not isinstance(models, list) or not all(isinstance(one, dict) and "id" in one for one in models):
-        raise AimGpuError("it did not answer with a list of models", hint=_ENDPOINT_HINT)
-    return models
-
-
-def _read_object(data: bytes) -> dict[str, Any]:
-    try:
-        found = loads(data)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise AimGpuError("it answered with something that is no JSON object", hint=_ENDPOINT_HINT)
-    return found
-
-
-def _error_of(response: HTTPResponse) -> AimGpuError:
-    try:
-        error = error_from_json(loads(response.read())["error"])
-        if isinstance(error, NotAuthenticated):
-            error.hint = _KEY_HINT
-        return error  # noqa: TRY300
-    except (JSONDecodeError, KeyError, TypeError):
-        return AimGpuError(f"it answered {response.status} {response.reason}", hint=_ENDPOINT_HINT)

@@ -7,9 +7,11 @@ import click
 
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.stack_source import read_source
+from aimgpu.cli.views.gpu_names import names_of
 from aimgpu.cli.what_if import file_option
 from aimgpu.control.compose import ComposeOptions, compose_stack
 from aimgpu.control.stack.stack_file import Stack
+from aimgpu.errors import PlacementRefused
 from aimgpu.home import Home, find_home
 from aimgpu.wiring import choose_hardware, make_dependencies
 
@@ -42,6 +44,11 @@ def _compose(stack: Stack, folder: Path, first_port: int) -> str:
     home.learn_from(find_home())
     dependencies = make_dependencies(home, choose_hardware(stack.gpus, home), lambda _: 0)
     try:
-        return compose_stack(dependencies, stack.deployments, ComposeOptions(folder=folder, first_port=first_port))
+        text = compose_stack(dependencies, stack.deployments, ComposeOptions(folder=folder, first_port=first_port))
+        rename = names_of(dependencies.hardware.read_devices())
+        return "".join(rename(line) if line.startswith("#") else line for line in text.splitlines(keepends=True))
+    except PlacementRefused as error:
+        rename = names_of(dependencies.hardware.read_devices())
+        raise PlacementRefused(rename(error.message), hint=error.hint and rename(error.hint)) from error
     finally:
         dependencies.ledger.close()

@@ -9,10 +9,11 @@ from aimgpu.cli.client import connect
 from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.daemon_process import DaemonOptions, start_daemon, wait_until_gone
 from aimgpu.cli.output import examples, json_option, print_json
-from aimgpu.cli.running_models import complete_running, connect_or_name_left
-from aimgpu.engines.launchers.process import ProcessLauncher
-from aimgpu.errors import AimGpuError, DaemonRunning, LedgerOwned
+from aimgpu.cli.running_models import complete_running, connect_or_name_left, deployed_names
+from aimgpu.errors import AimGpuError, DaemonRunning, InvalidInput, LedgerOwned
 from aimgpu.home import Home, find_home
+from aimgpu.ledger import Owner, has_other_schema, move_aside
+from aimgpu.wiring import make_launchers
 
 _GRACE_SECONDS = 10.0
 
@@ -36,11 +37,14 @@ def down(names: tuple[str, ...], as_json: bool, cluster: ClusterTarget | None) -
         return
     home = find_home()
     if names:
-        connect_or_name_left(home).release(list(names))
+        client = connect_or_name_left(home)
+        if names == ("all",) and "all" not in deployed_names(client.read_status()):
+            raise InvalidInput("no model is called 'all'", hint="`aimgpu down` stops everything.")
+        client.release(list(names))
         if as_json:
             print_json({"released": list(names), "daemon_stopped": False})
         else:
-            click.echo(f"Released {', '.join(names)}.")
+            click.echo(f"Stopped {', '.join(names)}.")
         return
     stopped = _stop_everything(home)
     if as_json:
@@ -56,13 +60,15 @@ def _stop_everything(home: Home) -> list[str] | None:
         stopped = connect(home).stop()
         wait_until_gone(record)
         return _names(stopped)
-    if not home.daemon_file.exists() and not ProcessLauncher(home.path).find_started():
+    if has_other_schema(home.ledger_file):
+        return _end_other_build(home)
+    if not home.daemon_file.exists() and not any(launcher.find_started() for launcher in make_launchers(home).values()):
         return None
     try:
         answer = start_daemon(home, DaemonOptions(port=0)).stop()
     except (DaemonRunning, LedgerOwned):
         raise
-    except AimGpuError as error:  # a newer ledger, a damaged file, a full disk: what runs can be ended all the same
+    except AimGpuError as error:  # a damaged file, a full disk: what runs can be ended all the same
         ended = _stop_processes(home)
         if not ended:
             raise
@@ -72,13 +78,27 @@ def _stop_everything(home: Home) -> list[str] | None:
     return _names(answer)
 
 
+def _end_other_build(home: Home) -> list[str]:
+    """What a build with another ledger left: its engines are stopped, its ledger is kept under another name."""
+    owner = Owner.acquire(home.path)
+    try:
+        ended = _stop_processes(home)
+        kept = move_aside(home.ledger_file, "schema")
+        home.daemon_file.unlink(missing_ok=True)
+    finally:
+        owner.release()
+    click.echo(f"Another build of aimgpu wrote the ledger; it is kept as {kept}.", err=True)
+    return ended
+
+
 def _stop_processes(home: Home) -> list[str]:
-    """Every engine that a daemon of this home started, found by its process and not in the ledger."""
-    launcher = ProcessLauncher(home.path)
-    started = launcher.find_started()
-    for process in started.values():
-        launcher.stop(process, grace_seconds=_GRACE_SECONDS)
-    return sorted(started)
+    """Every engine that a daemon of this home started, found by its process or container and not in the ledger."""
+    ended = []
+    for launcher in make_launchers(home).values():
+        for instance_id, process in launcher.find_started().items():
+            launcher.stop(process, grace_seconds=_GRACE_SECONDS)
+            ended.append(instance_id)
+    return sorted(ended)
 
 
 def _names(answer: Mapping[str, Any]) -> list[str]:

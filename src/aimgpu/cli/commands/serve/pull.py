@@ -2,6 +2,7 @@
 
 import click
 
+from aimgpu.cli.model_names import understand_model
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.progress import show_progress
 from aimgpu.engines.models.store import LocalModelStore
@@ -21,7 +22,7 @@ def pull(models: tuple[str, ...], as_json: bool) -> None:
     found = []
     with show_progress() as display:
         for model in models:
-            local = store.pull(model, display.update_bytes)
+            local = store.pull(understand_model(model), display.update_bytes)
             size = sum(path.stat().st_size for path in ([local.path] if local.path.is_file() else local.path.iterdir()))
             found.append(
                 {"model": model, "name": local.name, "path": str(local.path), "format": local.format, "size_bytes": size}

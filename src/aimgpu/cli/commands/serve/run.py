@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from aimgpu.cli.client import DaemonClient, connect
-from aimgpu.cli.commands.serve.chat import Conversation, GatewayClient
+from aimgpu.cli.commands.serve.chat import Conversation
 from aimgpu.cli.daemon_process import DaemonOptions, start_daemon
+from aimgpu.cli.gateway_client import GatewayClient
 from aimgpu.cli.output import examples, json_option
 from aimgpu.cli.progress import show_progress
 from aimgpu.cli.signals import signals_as_interrupt
@@ -93,11 +94,11 @@ def _find_running(status: dict[str, Any], model: str) -> str | None:
 
 def _start(client: DaemonClient, source: StackText) -> str:
     with show_progress() as display:
-        outcome = follow_apply(client.apply(source.text, str(source.base_directory)), display)
+        outcome = follow_apply(client.apply(source.text, str(source.base_directory)), display, client.read_status())
     if outcome.error is not None:
         raise outcome.error
     if outcome.refusals:
-        raise refusal_error(outcome.refusals)
+        raise refusal_error(outcome)
     name = source.stack.deployments[0].name
     if outcome.failed:
         raise EngineFailed(f"{name} did not start", hint=f"`aimgpu logs {name}` has what its engine printed.")

@@ -50,6 +50,8 @@ class UpOptions:
     all_or_none: bool = False
     launcher: str | None = None
     with_key: bool = False  # callers must send one
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
 
 @click.command(
@@ -57,7 +59,7 @@ class UpOptions:
         "aimgpu up                              # the stack of ./stack.yaml, until Ctrl-C",
         "aimgpu up --example                    # three small models, to try it; no GPU needed",
         "aimgpu up smollm2 code=./mine.gguf     # these models, each sized by itself",
-        "aimgpu up -f examples/stack.yaml --detach",
+        "aimgpu up -f stack.yaml --detach",
         "aimgpu up -f more.yaml --attach        # apply to the daemon that runs already",
         "aimgpu up -f stack.yaml --dry-run      # what would happen",
         "aimgpu up -f stack.yaml --attach --prune   # exactly these models, no others",
@@ -66,6 +68,7 @@ class UpOptions:
         "aimgpu up --launcher docker            # each model in a container that sees its own partition only",
         "aimgpu up --on kubernetes -f stack.yaml    # the same models in a cluster",
         "aimgpu up --host 0.0.0.0               # for other machines; needs a key from `aimgpu keys add`",
+        "aimgpu up --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem",
     )
 )
 @click.argument("models", nargs=-1)
@@ -74,6 +77,13 @@ class UpOptions:
 @click.option(
     "--host", default="127.0.0.1", envvar="AIMGPU_HOST", show_default=True, show_envvar=True, help="Address to listen on."
 )
+@click.option(
+    "--tls-cert",
+    type=click.Path(path_type=Path),
+    envvar="AIMGPU_TLS_CERT",
+    help="Serve TLS with this certificate, and the authorities behind it, as PEM. Read again when it changes.",
+)
+@click.option("--tls-key", type=click.Path(path_type=Path), envvar="AIMGPU_TLS_KEY", help="Its key. [in the same file]")
 @click.option("--example", is_flag=True, help="Serve the built-in example instead of a file.")
 @click.option(
     "--detach", "-d", is_flag=True, help="Return once the models are ready (in a cluster: at once); they keep running."
@@ -114,6 +124,8 @@ def up(  # noqa: PLR0917 - click passes by name
         return _up_in_cluster(cluster, source, chosen, ClusterImages(kind=kind, vendor=vendor, image=image))
     if kind or vendor or image:
         raise InvalidInput("--kind, --vendor and --image are for a cluster", hint="Add --on kubernetes.")
+    if chosen.tls_key is not None and chosen.tls_cert is None:
+        raise InvalidInput("--tls-key is the key of a certificate", hint="Name the certificate with --tls-cert.")
     home = find_home()
     if api_key and not chosen.dry_run:
         KeyStore(home.keys_file).put("environment", api_key)
@@ -171,7 +183,7 @@ def _apply_to_running(home: Home, record: DaemonRecord, source: StackText, optio
     before = client.read_status()
     if not options.as_json:
         print_simulated(before)
-    outcome = _apply(client, source, options)
+    outcome = _apply(client, source, options, before)
     _raise_refusal(outcome)
     _show(client, outcome, options)
     _stop_the_others(client, outcome, before, options)
@@ -180,7 +192,15 @@ def _apply_to_running(home: Home, record: DaemonRecord, source: StackText, optio
 
 def _start_and_serve(home: Home, source: StackText, options: UpOptions) -> int:
     gpus = source.stack.gpus
-    daemon_options = DaemonOptions(host=options.host, port=options.port, simulate=gpus.simulated, simulate_count=gpus.count)
+    daemon_options = DaemonOptions(
+        host=options.host,
+        port=options.port,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+        simulate=gpus.simulated,
+        simulate_count=gpus.count,
+        software=gpus.software,
+    )
     with signals_as_interrupt():
         try:
             daemon = start_daemon(home, daemon_options)
@@ -222,7 +242,7 @@ def _serve_until_done(daemon: RunningDaemon, source: StackText, options: UpOptio
     if not options.as_json:
         print_simulated(before)
     try:
-        outcome = _apply(daemon.client, source, options)
+        outcome = _apply(daemon.client, source, options, before)
         _raise_refusal(outcome)
         status = _show_or_keep(daemon, outcome, options)
         _stop_the_others(daemon.client, outcome, before, options)
@@ -266,7 +286,7 @@ def _check_still_wanted(daemon: RunningDaemon, outcome: ApplyOutcome) -> None:
         )
 
 
-def _apply(client: DaemonClient, source: StackText, options: UpOptions) -> ApplyOutcome:
+def _apply(client: DaemonClient, source: StackText, options: UpOptions, before: Mapping[str, Any]) -> ApplyOutcome:
     with show_progress() as display:
         events = client.apply(
             source.text,
@@ -276,7 +296,7 @@ def _apply(client: DaemonClient, source: StackText, options: UpOptions) -> Apply
             prune=options.prune,
             launcher=options.launcher,
         )
-        outcome = follow_apply(events, display)
+        outcome = follow_apply(events, display, before)
     if outcome.error is not None:
         raise outcome.error
     return outcome
@@ -284,7 +304,7 @@ def _apply(client: DaemonClient, source: StackText, options: UpOptions) -> Apply
 
 def _raise_refusal(outcome: ApplyOutcome) -> None:
     if outcome.refusals:
-        raise refusal_error(outcome.refusals)
+        raise refusal_error(outcome)
 
 
 def _stop_the_others(client: DaemonClient, outcome: ApplyOutcome, before: Mapping[str, Any], options: UpOptions) -> None:
@@ -313,9 +333,17 @@ def _show(client: DaemonClient, outcome: ApplyOutcome, options: UpOptions) -> di
     else:
         print_instances(status)
         print_beside(outcome)
-        print_addresses(status, with_key=options.with_key, applied=outcome.applied)
+        print_addresses(status, page=_link(client, status), with_key=options.with_key, applied=outcome.applied)
     print_unlisted_failures(outcome, status)
     return status
+
+
+def _link(client: DaemonClient, status: dict[str, object]) -> str:
+    """To the page; without it the models run all the same."""
+    try:
+        return client.make_link()
+    except AimGpuError:
+        return str(status.get("page_url"))
 
 
 def _any_ready(status: dict[str, object]) -> bool:

@@ -1,34 +1,44 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import click
 
+from aimgpu.cli.model_names import are_gpus_simulated, ask_about, engines_here
+from aimgpu.cli.options import gpu_option
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.sizing_basis import own_basis
 from aimgpu.cli.views.size import fit_lines, flag_line, footprint_json, saving_lines, waterfall
+from aimgpu.control.plan.preparation import formats_of, readers, suited_engines
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
+from aimgpu.control.sizing_inputs.model_names import as_gguf, is_path, is_short_name
 from aimgpu.domain import Device
 from aimgpu.domain.codec import encode
-from aimgpu.errors import InvalidInput
-from aimgpu.sizing import ENGINES, SizingRequest, estimate_footprint, parse_parameter_count
+from aimgpu.engines.models.hub import GGUF
+from aimgpu.engines.models.packaged import find_packaged
+from aimgpu.engines.protocols import LocalModel
+from aimgpu.errors import InvalidInput, UnknownModel
+from aimgpu.sizing import ENGINES, Catalogue, SizingRequest, estimate_footprint, parse_parameter_count
+from aimgpu.sizing.catalogue import resolve
 from aimgpu.sizing.engines.table import ENGINE_SIZINGS
 from aimgpu.sizing.fits import find_fits, find_savings
 from aimgpu.sizing.request import MOST_DEVICES
 from aimgpu.sizing.surplus import describe_service, spend_surplus
 from aimgpu.units import format_bytes, parse_bytes
-from aimgpu.wiring import find_device
+from aimgpu.wiring import find_device, make_model_store
 
 
 @click.command(
     epilog=examples(
         "aimgpu size Qwen/Qwen2.5-7B-Instruct",
         "aimgpu size meta-llama/Llama-3.3-70B-Instruct --gpu MI300X --precision int4 --context 8192 --concurrency 8",
+        'aimgpu size qwen3:8b --gpu "RTX 4090"',
         "aimgpu size ./models/smollm2.gguf --json",
         "aimgpu size acme/new-model --parameters 7B",
     )
 )
 @click.argument("model")
-@click.option("--gpu", help="A product such as MI300X or H200-141. [the machine's own, else MI300X]")
-@click.option("--engine", type=click.Choice(ENGINES), help="The program that serves it. [llamacpp for a .gguf file, else vllm]")
+@gpu_option('A product such as MI300X or "RTX 4090". [the machine\'s own, else MI300X]')
+@click.option("--engine", type=click.Choice(ENGINES), help="The program that serves it. [the one that would run here]")
 @click.option("--engine-version", help="Memory differs between versions. [the installed one, else current]")
 @click.option("--precision", help="fp16, bf16, fp8, int8, int4, mxfp4, q4_k_m, ... [as published]")
 @click.option("--kv-precision", help="Of the KV cache: bf16, fp8, q8_0, q4_0. [16 bits]")
@@ -67,10 +77,14 @@ def size(
         raise InvalidInput(
             f"{engine_version!r} is no version", hint="Write it as the engine prints it, such as 0.11.0 or b9272."
         )
-    engine = engine or ("llamacpp" if model.endswith(".gguf") else "vllm")
-    basis = own_basis([engine])
+    subject = _understand(model, engine, here=gpu is None)
     count = parse_parameter_count(parameters) if parameters else None
-    facts = find_model_facts(basis.catalogue_name(model, engine), parameters=count, catalogue=basis.catalogue())
+    model, engine = subject.model, subject.engine
+    basis = own_basis([engine])
+    if count is None and subject.path is None and (near := _near(basis.catalogue(), model)):
+        raise UnknownModel(f"nothing is known of the model {model!r}", hint=ask_about(near))
+    name = basis.catalogue_name(model, engine)
+    facts = find_model_facts(name, subject.path, parameters=count, catalogue=basis.catalogue())
     device = find_device(gpu)
     request = SizingRequest(
         model=facts,
@@ -96,7 +110,52 @@ def size(
             f"{engine} will refuse {tensor_parallel} devices: the heads of {model} cannot be divided by it",
             hint=f"Give --tensor-parallel one of {fitting}.",
         )
-    _print(basis.corrected(request), basis.notes, device, granted_bytes=_granted(memory, device), as_json=as_json)
+    notes = (*subject.remarks, *basis.notes)
+    _print(basis.corrected(request), notes, device, granted_bytes=_granted(memory, device), as_json=as_json)
+
+
+def _near(catalogue: Catalogue, model: str) -> tuple[str, ...]:
+    """Models that may be meant by a name that the catalogue does not have."""
+    known = is_path(model) or find_packaged(model) is not None or catalogue.find(model) is not None
+    return () if known or catalogue.remark(model) else catalogue.near(model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """What is sized, for which engine, and why."""
+
+    model: str
+    engine: str
+    path: Path | None
+    remarks: tuple[str, ...]
+
+
+def _understand(typed: str, engine: str | None, *, here: bool) -> _Subject:
+    """For the engine that would run here, unless another one, or another GPU, is named."""
+    catalogue = own_basis(()).catalogue()
+    local = make_model_store().find(typed)
+    row = resolve(catalogue.rows, typed) if local is None and is_short_name(typed) and not catalogue.find(typed) else None
+    model = row.facts.name if row else typed
+    remarks: tuple[str, ...] = (f"{typed} is taken as {model}",) if row else ()
+    if engine is None:
+        formats = formats_of(model, local)
+        engine = "llamacpp" if formats == {GGUF} or model.endswith(".gguf") else "vllm"
+        if here:
+            engine, remark = _engine_here(model, local, engine)
+            remarks = (*remarks, remark) if remark else remarks
+    read = local is not None and local.format in engines_here()[engine].formats
+    return _Subject(model=model, engine=engine, path=local.path if local and read else None, remarks=remarks)
+
+
+def _engine_here(model: str, local: LocalModel | None, otherwise: str) -> tuple[str, str | None]:
+    """What `aimgpu up` would choose; where nothing that runs here reads such files, `otherwise`, and what to size instead."""
+    engines, simulated = engines_here().values(), are_gpus_simulated()
+    runnable = readers(engines, simulated=simulated)
+    suited = [name for name in suited_engines(engines, model, local, simulated=simulated) if name in runnable]
+    if suited:
+        return suited[0], None
+    twin = as_gguf(model) if runnable else None
+    return otherwise, f"{otherwise} does not run on this machine" + (f"; `aimgpu size {twin}` is what would" if twin else "")
 
 
 def _granted(memory: str | None, device: Device) -> int | None:

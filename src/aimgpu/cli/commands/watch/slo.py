@@ -54,8 +54,7 @@ def slo(models: tuple[str, ...], as_json: bool, cluster: ClusterTarget | None) -
         click.echo(f"Nothing was promised{named}: add `slo: {{ttft_p95: 500ms}}` to a model of the stack file.")
     for device, pressure in scores["pressure"].items():
         click.secho(f"{device}: {pressure['reason']}", fg="yellow")
-    if "queue" in scores:
-        click.echo(describe_queue(scores["queue"]))
+    click.echo(describe_queue(scores["queue"]))
 
 
 def _read_here(models: tuple[str, ...]) -> tuple[dict[str, Any], set[str]]:
@@ -86,7 +85,7 @@ def describe_queue(queue: Mapping[str, Any]) -> str:
 
 def read_targets(score: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every promise of a model once, with whom it was made to."""
-    own = {name: one for name, one in score["classes"].items() if one.get("own")}  # a daemon of before has none
+    own = {name: one for name, one in score["classes"].items() if one["own"]}
     for target in score["targets"]:
         yield "others" if own else "all", target
     for name, one in own.items():
@@ -104,7 +103,7 @@ def _rows(scores: Mapping[str, Any]) -> Iterator[list[str | Cell]]:
 
 def _shared_by_class(score: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """How a promise that several classes share is kept in each."""
-    shared = {name: one for name, one in score["classes"].items() if not one.get("own")}
+    shared = {name: one for name, one in score["classes"].items() if not one["own"]}
     for name, one in shared.items() if len(shared) > 1 else ():
         for target in one["targets"]:
             yield name, target
@@ -114,8 +113,10 @@ def _target_cells(target: Mapping[str, Any]) -> list[str | Cell]:
     kept, left = target["attainment"], target["budget_left"]
     broken = kept is not None and kept < target["target_part"]
     return [
-        target.get("promise") or target["name"],
-        Cell(_UNKNOWN if kept is None else f"{kept * 100:.2f}%", "bold red" if broken else "green"),
+        target["promise"],
+        Cell(f"too few: {target['judged']}", "dim")
+        if kept is None
+        else Cell(f"{kept * 100:.2f}%", "bold red" if broken else "green"),
         Cell(_UNKNOWN if left is None else f"{left:.0%}", "bold red" if left is not None and left < 0 else ""),
         _burn(target["fast_burn"]),
         _burn(target["slow_burn"]),

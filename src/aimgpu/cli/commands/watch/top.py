@@ -36,7 +36,7 @@ _MODELS = (
     Column("FAILED", right=True, fold=False, drop=5),
     Column("BUDGET", right=True, fold=False),
     Column("BURN", right=True, fold=False, drop=6),
-    Column("UNLOADS", right=True, fold=False, drop=7),
+    Column("SLEEPS IN", right=True, fold=False, drop=7),
 )
 
 
@@ -102,7 +102,7 @@ def _model_row(model: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> l
         str(traffic.get("failures", _UNKNOWN)),
         _budget(model["targets"]),
         _burn(model["targets"]),
-        _unloads(model),
+        _sleeps_in(model),
     ]
 
 
@@ -113,7 +113,7 @@ def _state(model: Mapping[str, Any]) -> str:
 def _places(model: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> str:
     numbers = {gpu["id"]: gpu["index"] for gpu in gpus}
     places = [place for instance in model["instances"] for place in instance["places"]]
-    found = list(dict.fromkeys(f"{numbers.get(place['gpu'], place['gpu'])}:{place['partition']}" for place in places))
+    found = list(dict.fromkeys(f"gpu{numbers.get(place['gpu'], '?')}/{place['partition']}" for place in places))
     return ", ".join(found[:2]) + (f" +{len(found) - 2}" if len(found) > 2 else "") if found else _UNKNOWN  # noqa: PLR2004
 
 
@@ -141,10 +141,10 @@ def _burn(targets: Sequence[Mapping[str, Any]]) -> str | Cell:
     return _UNKNOWN if worst is None else Cell(f"{worst:.1f}x", "bold red" if worst > 1 else "green")
 
 
-def _unloads(model: Mapping[str, Any]) -> str:
-    if model["unload_at"] is None:
+def _sleeps_in(model: Mapping[str, Any]) -> str:
+    if model["sleep_at"] is None:
         return _UNKNOWN
-    minutes, seconds = divmod(max(0, round(model["unload_at"] - time.time())), 60)
+    minutes, seconds = divmod(max(0, round(model["sleep_at"] - time.time())), 60)
     return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
 
 

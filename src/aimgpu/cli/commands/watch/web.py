@@ -1,4 +1,4 @@
-"""`aimgpu web`: where the page is, and the page of a cluster."""
+"""`aimgpu web`: a link to the page, and the page of a cluster."""
 
 import os
 import sys
@@ -15,26 +15,23 @@ _PROGRAM = (sys.executable, "-m", "aimgpu.kubernetes.page", "--own-rights")
 
 @click.command(
     epilog=examples(
-        "aimgpu web", "aimgpu web --on kubernetes", "aimgpu web --on kubernetes --context production --namespace models"
+        "aimgpu web", "aimgpu web --on kubernetes", "aimgpu web --on kubernetes --kube-context production --namespace models"
     )
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8081, show_default=True, help="With --on kubernetes; 0: any.")
 @on_option
 @json_option
 def web(port: int, as_json: bool, cluster: ClusterTarget | None) -> None:
-    """Print the address of the daemon's page; with --on kubernetes, serve the page of a cluster until it is stopped.
+    """Print a link that opens the daemon's page; with --on kubernetes, serve the page of a cluster until it is stopped.
 
-    The page of a cluster shows GPUs, models and promises, deploys, unloads and chats, on this machine only and with the rights
+    The link works once, within an hour. The browser that opens it may change things until the daemon ends.
+
+    The page of a cluster shows GPUs, models and promises, deploys, stops and chats, on this machine only and with the rights
     of your kubeconfig.
     """
     if cluster is not None:
         os.execv(sys.executable, [*_PROGRAM, "--port", str(port), *_where(cluster)])  # noqa: S606 -- it takes this command's place
-    home = find_home()
-    record = home.read_daemon()
-    if record is None:
-        connect(home)  # raises, with what to do
-        return
-    url = f"{record.url}/"
+    url = connect(find_home()).make_link()
     if as_json:
         print_json({"url": url})
     else:
@@ -42,5 +39,5 @@ def web(port: int, as_json: bool, cluster: ClusterTarget | None) -> None:
 
 
 def _where(cluster: ClusterTarget) -> list[str]:
-    given = {"--kubeconfig": cluster.kubeconfig, "--context": cluster.context, "--namespace": cluster.namespace}
+    given = {"--kubeconfig": cluster.kubeconfig, "--kube-context": cluster.context, "--namespace": cluster.namespace}
     return [word for name, value in given.items() if value for word in (name, str(value))]

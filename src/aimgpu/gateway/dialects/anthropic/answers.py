@@ -39,6 +39,7 @@ class MessageSend(TranslatingSend):
         self._index = -1
         self._reason: Fields = {"stop_reason": "end_turn", "stop_sequence": None}
         self._usage: Fields = {"input_tokens": 0, "output_tokens": 0}
+        self.input_tokens = 0  # of the prompt, where that was counted before
 
     def whole(self, answer: Fields) -> object:
         choice = (answer.get("choices") or [{}])[0]
@@ -55,25 +56,25 @@ class MessageSend(TranslatingSend):
             blocks.append(
                 {"type": "tool_use", "id": call.get("id") or _tool_id(), "name": function["name"], "input": arguments}
             )
-        return self._message(blocks) | self._reason | {"usage": self._usage}
+        return self._message(blocks) | self._reason | {"usage": self._counts()}
 
     def failure(self, status: int, error: Fields) -> object:
         return error_json(status, error)
 
     def event(self, chunk: Fields) -> bytes:
-        events = b"" if self._begun else self._begin()
+        self._note(chunk, {})
+        events = [b"" if self._begun else self._begin()]
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             if thinking := read_text(delta, *THINKING):
                 block: Fields = {"type": "thinking", "thinking": "", "signature": ""}
-                events += self._write(("thinking", 0), block, {"type": "thinking_delta", "thinking": thinking})
+                events.append(self._write(("thinking", 0), block, {"type": "thinking_delta", "thinking": thinking}))
             if text := read_text(delta, "content"):
-                events += self._write(("text", 0), {"type": "text", "text": ""}, {"type": "text_delta", "text": text})
+                events.append(self._write(("text", 0), {"type": "text", "text": ""}, {"type": "text_delta", "text": text}))
             for position, call in enumerate(delta.get("tool_calls") or ()):
-                events += self._write_call(call.get("index", position), call)
+                events.append(self._write_call(call.get("index", position), call))
             self._note(chunk, choice)
-        self._note(chunk, {})
-        return events
+        return b"".join(events)
 
     def broken(self, error: Fields) -> bytes:
         return _event(error_json(_SERVER_ERROR, error), "error")
@@ -83,16 +84,19 @@ class MessageSend(TranslatingSend):
         return (
             events
             + self._close()
-            + _event({"type": "message_delta", "delta": self._reason, "usage": self._usage})
+            + _event({"type": "message_delta", "delta": self._reason, "usage": self._counts()})
             + _event({"type": "message_stop"})
         )
+
+    def _counts(self) -> Fields:
+        return self._usage | {"input_tokens": self._usage["input_tokens"] or self.input_tokens}
 
     def _begin(self) -> bytes:
         self._begun = True
         message = self._message([]) | {
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": 0, "output_tokens": 0},
+            "usage": self._counts() | {"output_tokens": 0},
         }
         return _event({"type": "message_start", "message": message}) + _event({"type": "ping"})
 

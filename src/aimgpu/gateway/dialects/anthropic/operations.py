@@ -1,36 +1,49 @@
 """What each path of Anthropic's API does."""
 
-from aimgpu.errors import InvalidRequest
-from aimgpu.gateway.body import parse_body
+from contextlib import suppress
+
+from aimgpu.errors import EngineFailed
+from aimgpu.gateway.apart import apart
 from aimgpu.gateway.dialects.anthropic.answers import MessageSend
 from aimgpu.gateway.dialects.anthropic.requests import to_chat
 from aimgpu.gateway.dialects.call import Call, Fields, Operation
-from aimgpu.gateway.dialects.openai.chat import serve_chat
+from aimgpu.gateway.dialects.openai.chat import model_name
+from aimgpu.gateway.dialects.openai.stop_sequences import serve_naming_stop
 from aimgpu.gateway.dialects.openai.tokens import count_prompt
+from aimgpu.gateway.dialects.translate import CollectedAnswer
 from aimgpu.gateway.http.asgi import send_json
+
+_LLAMACPP, _OLLAMA, _VLLM = "llamacpp", "ollama", "vllm"
 
 
 async def messages(call: Call) -> None:
-    fields = parse_body(call.body)
-    name = _model(fields)
-    call.find(name)
-    await serve_chat(call, to_chat(fields, name), MessageSend(call.send, name))
+    fields = await call.read_fields()
+    name = _model(call, fields)
+    model = call.find(name)
+    chat, send = await apart(call.size, to_chat, fields, name), MessageSend(call.send, name)
+    counts_late = (chat.get("stream") is True or bool(chat.get("stop"))) and model.card.engine == _LLAMACPP
+    if counts_late or (chat.get("stop") and model.card.engine == _OLLAMA):  # these count the prompt at the end of an answer
+        prompt = await apart(call.size, to_chat, fields, name, counting=True)
+        with suppress(EngineFailed):  # an engine that does not count says what is wrong with the request itself
+            send.input_tokens = await count_prompt(call, prompt, CollectedAnswer()) or 0
+    elif chat.get("stream") and model.card.engine == _VLLM:
+        chat["stream_options"] |= {"continuous_usage_stats": True}
+    await serve_naming_stop(call, chat, send)
 
 
 async def count_tokens(call: Call) -> None:
-    fields = parse_body(call.body)
-    name = _model(fields)
+    fields = await call.read_fields()
+    name = _model(call, fields)
     call.find(name)
-    count = await count_prompt(call, to_chat(fields, name, counting=True), MessageSend(call.send, name))
+    chat = await apart(call.size, to_chat, fields, name, counting=True)
+    count = await count_prompt(call, chat, MessageSend(call.send, name))
     if count is not None:
         await send_json(call.send, {"input_tokens": count})
 
 
-def _model(fields: Fields) -> str:
-    name = fields.get("model")
-    if not isinstance(name, str):
-        raise InvalidRequest("'model' must name a model.", hint="GET /v1/models lists them.", param="model")
-    return name
+def _model(call: Call, fields: Fields) -> str:
+    """As it was named, or of the model that serves callers who name none."""
+    return model_name(fields) or call.find("").name
 
 
 OPERATIONS = (

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 
 from aimgpu.errors import InvalidRequest
+from aimgpu.gateway.body import check_length
 from aimgpu.gateway.dialects.call import Fields
 
 _SAME = ("temperature", "top_p", "top_k", "stream")
@@ -13,11 +14,62 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _LEFT_OUT = frozenset({"thinking", "redacted_thinking"})  # of earlier turns: models are not shown what they thought before
 
 
+def _object(required: tuple[str, ...], **properties: Fields) -> Fields:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+_TEXT: Fields = {"type": "string"}
+_NUMBER: Fields = {"type": "integer"}
+_PAIR: Fields = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
+_EDITS = ("view", "create", "str_replace", "insert")
+_EDITOR = {"old_str": _TEXT, "new_str": _TEXT, "insert_line": _NUMBER, "insert_text": _TEXT, "file_text": _TEXT}
+# Tools that the caller runs and Anthropic defines: clients send a type and a name, a model needs words and a schema.
+_CLIENT_TOOLS: dict[str, tuple[str, Fields]] = {
+    "bash_": ("Run a command in a shell that stays open.", _object((), command=_TEXT, restart={"type": "boolean"})),
+    "text_editor_": (
+        "View and edit text files.",
+        _object(
+            ("command", "path"),
+            command={"type": "string", "enum": [*_EDITS, "undo_edit"]},
+            path=_TEXT,
+            view_range=_PAIR,
+            **_EDITOR,
+        ),
+    ),
+    "memory_": (
+        "Keep notes in files below /memories.",
+        _object(
+            ("command",),
+            command={"type": "string", "enum": [*_EDITS, "delete", "rename"]},
+            path=_TEXT,
+            old_path=_TEXT,
+            new_path=_TEXT,
+            view_range=_PAIR,
+            **_EDITOR,
+        ),
+    ),
+    "computer_": (
+        "Use the screen, the mouse and the keyboard of a computer.",
+        _object(
+            ("action",),
+            action=_TEXT,
+            coordinate=_PAIR,
+            start_coordinate=_PAIR,
+            text=_TEXT,
+            duration={"type": "number"},
+            scroll_amount=_NUMBER,
+            scroll_direction={"type": "string", "enum": ["up", "down", "left", "right"]},
+        ),
+    ),
+}
+
+
 def to_chat(fields: Fields, model: str, *, counting: bool = False) -> Fields:
     """`counting`: only what makes up the prompt."""
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("'messages' is missing or empty.", param="messages")
+    check_length("messages", messages)
     chat: Fields = {"model": model, "messages": [*_system(fields.get("system")), *_messages(messages)]}
     chat |= _tools(fields)
     if counting:
@@ -120,6 +172,7 @@ def _tools(fields: Fields) -> Fields:
     tools = fields.get("tools") or []
     if not isinstance(tools, list):
         raise InvalidRequest("'tools' must be an array.", param="tools")
+    check_length("tools", tools)
     found: Fields = {"tools": [_tool(tool) for tool in tools]} if tools else {}
     choice = fields.get("tool_choice")
     if choice is None:
@@ -141,17 +194,14 @@ def _tools(fields: Fields) -> Fields:
 def _tool(tool: object) -> Fields:
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         raise InvalidRequest("Each tool must have a name.", param="tools")
-    if tool.get("type", "custom") != "custom":
-        kind = str(tool["type"])[:50]
+    kind = str(tool.get("type") or "custom")[:50]
+    known = next((found for prefix, found in _CLIENT_TOOLS.items() if kind.startswith(prefix)), None)
+    if kind != "custom" and known is None:
         raise InvalidRequest(
             f"Tools of type '{kind}' run at Anthropic and are not offered.", hint="Give an input_schema.", param="tools"
         )
-    function = {
-        "name": tool["name"],
-        "description": tool.get("description") or "",
-        "parameters": tool.get("input_schema") or {},
-    }
-    return {"type": "function", "function": function}
+    description, schema = known or (tool.get("description") or "", tool.get("input_schema") or {})
+    return {"type": "function", "function": {"name": tool["name"], "description": description, "parameters": schema}}
 
 
 def _thinking(thinking: object) -> Fields:

@@ -6,12 +6,14 @@ from typing import Any
 
 import orjson
 
+from aimgpu.gateway.apart import apart
 from aimgpu.gateway.dialects.call import Fields
-from aimgpu.gateway.dialects.tool_calls import ToolCallParts
+from aimgpu.gateway.dialects.tool_calls import TextParts, ToolCallParts
 from aimgpu.gateway.dialects.translate import THINKING, TranslatingSend, read_text
 from aimgpu.gateway.http.asgi import Message, Send
 
 _FAILED = 502
+_MOST_LOGPROBS = 100_000  # tokens
 
 
 class OllamaSend(TranslatingSend):
@@ -29,14 +31,15 @@ class OllamaSend(TranslatingSend):
         self._first: int | None = None
         self._usage: Fields = {}
         self._reason = "stop"
-        self._text: list[str] = []
-        self._thinking: list[str] = []
+        self._text = TextParts()
+        self._thinking = TextParts()
         self._logprobs: list[Any] = []
         self._error: str | None = None
         self._whole = b""  # the answer, where it is not streamed
 
     def whole(self, answer: Fields) -> object:
         """Some engines answer a stream's request in one piece."""
+        self._stream = False  # what is said is kept
         choice = (answer.get("choices") or [{}])[0]
         self._note_usage(answer)
         self._note(choice, choice.get("message") or {"content": choice.get("text")})
@@ -47,12 +50,12 @@ class OllamaSend(TranslatingSend):
 
     def event(self, chunk: Fields) -> bytes:
         self._note_usage(chunk)
-        lines = b""
+        lines = []
         for choice in chunk.get("choices") or ():
             text, thinking = self._note(choice, choice.get("delta") or {"content": choice.get("text")})
             if self._stream and (text or thinking):
-                lines += _line(self._part(text, thinking, choice))
-        return lines
+                lines.append(_line(self._part(text, thinking, choice)))
+        return b"".join(lines)
 
     def broken(self, error: Fields) -> bytes:
         self._error = str(error.get("message"))
@@ -71,8 +74,8 @@ class OllamaSend(TranslatingSend):
         if self._stream:
             await super()._pass_events(message)
             return
-        for event in message.get("body", b"").split(b"\n\n"):
-            self._translate(event)
+        events = message.get("body", b"")
+        await apart(len(events), self._translate_all, events)
         if not message.get("more_body", False):
             self._end_stream()
             assert self._head is not None  # noqa: S101  # ASGI: the head comes first
@@ -86,13 +89,16 @@ class OllamaSend(TranslatingSend):
         """What is said and thought in it."""
         text, thinking = read_text(delta, "content"), read_text(delta, *THINKING)
         self._reason = choice.get("finish_reason") or self._reason
-        self._text.append(text)
-        self._thinking.append(thinking)
+        if not self._stream:
+            self._text.add(text)
+            self._thinking.add(thinking)
         if delta.get("tool_calls"):
             self._tools.add(delta["tool_calls"])
         logprobs = choice.get("logprobs")
-        if isinstance(logprobs, dict):
+        if isinstance(logprobs, dict) and not self._stream:
             self._logprobs += logprobs.get("content") or []
+            if len(self._logprobs) > _MOST_LOGPROBS:
+                raise ValueError(len(self._logprobs))
         if self._first is None and (thinking or text or delta.get("tool_calls")):
             self._first = monotonic_ns()
         return text, thinking
@@ -124,7 +130,7 @@ class OllamaSend(TranslatingSend):
         """With everything that was said, unless it is the `last` line of a stream."""
         now = monotonic_ns()
         first = self._first or now
-        text, thinking = ("", "") if last else ("".join(self._text), "".join(self._thinking))
+        text, thinking = ("", "") if last else (self._text.join(), self._thinking.join())
         line = self._part(text, thinking, {})
         if not last:
             line |= self._said(text, thinking, self._tools.whole())

@@ -4,17 +4,11 @@ import hashlib
 from datetime import UTC, datetime
 
 from aimgpu.gateway.dialects.call import Fields
-from aimgpu.gateway.routes import ServedModel
+from aimgpu.gateway.routes import LATEST, ServedModel
 
 _NEVER = "9999-12-31T23:59:59Z"  # Ollama's clients print it as "Forever"
 _LOADED = frozenset({"ready", "draining"})
 _SCALES = ((1_000_000_000_000, "T"), (1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K"))
-_LATEST = ":latest"
-
-
-def bare_name(name: str) -> str:
-    """Ollama's clients add `:latest` to a name that has no tag."""
-    return name.removesuffix(_LATEST)
 
 
 def list_tags(models: tuple[ServedModel, ...]) -> Fields:
@@ -65,7 +59,7 @@ def digest(model: ServedModel) -> str:
 
 
 def _entry(model: ServedModel) -> Fields:
-    named = model.name if ":" in model.name else model.name + _LATEST
+    named = model.name if ":" in model.name else model.name + LATEST
     return {
         "name": named,
         "model": named,

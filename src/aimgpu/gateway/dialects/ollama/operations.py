@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 
 from aimgpu.errors import InvalidRequest, NotAllowed
-from aimgpu.gateway.body import parse_body
+from aimgpu.gateway.apart import apart
 from aimgpu.gateway.dialects.call import Call, Fields, Operation, simulated_header
 from aimgpu.gateway.dialects.ollama.answers import OllamaEmbeddings, OllamaSend
-from aimgpu.gateway.dialects.ollama.models import bare_name, list_loaded, list_tags, show
+from aimgpu.gateway.dialects.ollama.models import list_loaded, list_tags, show
 from aimgpu.gateway.dialects.ollama.pulling import pull
 from aimgpu.gateway.dialects.ollama.requests import chat_request, embed_request, generate_request, raw_request, read_flag
 from aimgpu.gateway.dialects.openai.chat import serve_chat
@@ -18,19 +18,19 @@ _ENDS_WITH_ANSWER = (0, "0", "0s", "0m", "0h")  # keep_alive
 
 
 async def chat(call: Call) -> None:
-    fields = parse_body(call.body)
+    fields = await call.read_fields()
     model = _find(call, fields)
     if not fields.get("messages"):
         await _load_or_unload(call, fields, model, {"message": {"role": "assistant", "content": ""}})
         return
     stream = read_flag(fields, "stream", default=True)
     send = OllamaSend(call.send, str(fields["model"]), stream=stream, chat=True)
-    await serve_chat(call, chat_request(fields, model), send)
+    await serve_chat(call, await apart(call.size, chat_request, fields, model), send)
     await _unload_after(call, fields, model)
 
 
 async def generate(call: Call) -> None:
-    fields = parse_body(call.body)
+    fields = await call.read_fields()
     model = _find(call, fields)
     if not fields.get("prompt"):
         await _load_or_unload(call, fields, model, {"response": ""})
@@ -38,17 +38,17 @@ async def generate(call: Call) -> None:
     stream = read_flag(fields, "stream", default=True)
     send = OllamaSend(call.send, str(fields["model"]), stream=stream, chat=False)
     if read_flag(fields, "raw", default=False):
-        await call.serve(_COMPLETIONS, raw_request(fields, model), send)
+        await call.serve(_COMPLETIONS, await apart(call.size, raw_request, fields, model), send)
     else:
-        await serve_chat(call, generate_request(fields, model), send)
+        await serve_chat(call, await apart(call.size, generate_request, fields, model), send)
     await _unload_after(call, fields, model)
 
 
 async def embed(call: Call) -> None:
-    fields = parse_body(call.body)
+    fields = await call.read_fields()
     model = _find(call, fields)
     send = OllamaEmbeddings(call.send, str(fields["model"]), legacy=call.path == "/api/embeddings")
-    await call.serve(_EMBEDDINGS, embed_request(fields, model), send)
+    await call.serve(_EMBEDDINGS, await apart(call.size, embed_request, fields, model), send)
 
 
 async def tags(call: Call) -> None:
@@ -62,7 +62,7 @@ async def loaded(call: Call) -> None:
 
 
 async def show_one(call: Call) -> None:
-    model = _find(call, parse_body(call.body))
+    model = _find(call, await call.read_fields())
     await send_json(call.send, show(model), simulated_header((model,)))
 
 
@@ -81,7 +81,7 @@ async def _load_or_unload(call: Call, fields: Fields, model: ServedModel, empty:
     if unload:
         _sleep(call, model)
     else:
-        await call.services.load(model)
+        await call.services.load(model, None)
     line = {"model": fields["model"], "created_at": datetime.now(UTC).isoformat(), **empty}
     answer = line | {"done": True, "done_reason": "unload" if unload else "load"}
     await send_json(call.send, answer, simulated_header((model,)))
@@ -89,13 +89,13 @@ async def _load_or_unload(call: Call, fields: Fields, model: ServedModel, empty:
 
 async def _unload_after(call: Call, fields: Fields, model: ServedModel) -> None:
     if _wants_unload(fields) and call.caller.unrestricted:
-        call.services.sleeper.sleep(model.name)
+        call.services.sleeper.sleep(model.owner)
 
 
 def _sleep(call: Call, model: ServedModel) -> None:
     if not call.caller.unrestricted:
         raise NotAllowed("This API key may not unload models.", hint="Its models, priority or rate are restricted.")
-    call.services.sleeper.sleep(model.name)
+    call.services.sleeper.sleep(model.owner)
 
 
 def _wants_unload(fields: Fields) -> bool:
@@ -103,11 +103,12 @@ def _wants_unload(fields: Fields) -> bool:
 
 
 def _find(call: Call, fields: Fields) -> ServedModel:
-    name = fields.get("model") or fields.get("name")
+    name = fields.get("model") or fields.get("name") or ""
     if not isinstance(name, str):
         raise InvalidRequest("'model' must name a model.", hint="GET /api/tags lists them.", param="model")
-    fields["model"] = name
-    return call.find(bare_name(name))
+    model = call.find(name)
+    fields["model"] = name or model.name
+    return model
 
 
 OPERATIONS = (

@@ -7,28 +7,31 @@ from collections.abc import AsyncIterator
 import orjson
 
 from aimgpu.errors import AimGpuError, InvalidRequest, NotAllowed
-from aimgpu.gateway.body import parse_body
 from aimgpu.gateway.dialects.call import Call, Fields, ModelFetcher
-from aimgpu.gateway.dialects.ollama.models import bare_name
 from aimgpu.gateway.dialects.ollama.requests import read_flag
 from aimgpu.gateway.http.asgi import NO_STORE, send_json
+from aimgpu.gateway.routes import LATEST
+from aimgpu.pools import SmallPool
 
 _SUCCESS: Fields = {"status": "success"}
+_PATHS = ("/", ".", "~")
 _NDJSON = (b"content-type", b"application/x-ndjson")
 
 
 async def pull(call: Call) -> None:
     """A model that is deployed is there already. Others are fetched, for callers without restrictions."""
-    fields = parse_body(call.body)
+    fields = await call.read_fields()
     given = fields.get("model") or fields.get("name")
     if not isinstance(given, str):
         raise InvalidRequest("'model' must name a model.", param="model")
-    name = bare_name(given)
+    name = given.removesuffix(LATEST)
     stream = read_flag(fields, "stream", default=True)
-    deployed = any(model.name == name for model in call.visible())
+    deployed = any(name in (model.name, *model.aliases) for model in call.visible())
     if not deployed and not call.caller.unrestricted:
         raise NotAllowed("This API key may not fetch models.", hint="Its models, priority or rate are restricted.")
-    events = _nothing_to_do() if deployed else _events(call.services.fetcher, name)
+    if not deployed and name.startswith(_PATHS):
+        raise NotAllowed("Models are fetched by name here, not by path.", hint="`aimgpu pull` on the machine takes paths.")
+    events = _nothing_to_do() if deployed else _events(call.services.fetcher, name, call.services.pulls)
     if stream:
         await _stream(call, events)
     else:
@@ -42,7 +45,7 @@ async def _nothing_to_do() -> AsyncIterator[Fields]:
     yield _SUCCESS
 
 
-async def _events(fetcher: ModelFetcher | None, name: str) -> AsyncIterator[Fields]:
+async def _events(fetcher: ModelFetcher | None, name: str, pulls: SmallPool) -> AsyncIterator[Fields]:
     """Progress of a thread that fetches. A caller that leaves does not stop it: the next one finds more of it there."""
     if fetcher is None:
         raise NotAllowed("Models are not fetched here.")
@@ -59,7 +62,7 @@ async def _events(fetcher: ModelFetcher | None, name: str) -> AsyncIterator[Fiel
 
     async def work() -> None:
         try:
-            await asyncio.to_thread(fetcher.pull, name, progress)
+            await pulls.run(fetcher.pull, name, progress)
         finally:
             changes.put_nowait(None)
 

@@ -1,11 +1,13 @@
 """Ollama's requests as OpenAI's."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from aimgpu.errors import InvalidRequest
+from aimgpu.gateway.body import check_length
 from aimgpu.gateway.dialects.call import Fields
 from aimgpu.gateway.routes import ServedModel
 
@@ -47,6 +49,7 @@ def chat_request(fields: Fields, model: ServedModel) -> Fields:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise InvalidRequest("'messages' must be an array of objects.", param="messages")
+    check_length("messages", messages)
     return {"model": model.name, "messages": _messages(messages), **_shared(fields, model), **_tools(fields)}
 
 
@@ -153,7 +156,7 @@ def _text(fields: Fields, name: str) -> str:
 
 def _messages(messages: Sequence[Fields]) -> list[Fields]:
     """OpenAI matches a tool's result to its call by an id; Ollama's messages may have none, so they get one by their order."""
-    pending: list[tuple[str, str]] = []  # name and id of calls that have no result yet
+    pending = _PendingCalls()
     translated = []
     for number, message in enumerate(messages):
         one: Fields = {"role": message.get("role"), "content": message.get("content") or ""}
@@ -161,9 +164,9 @@ def _messages(messages: Sequence[Fields]) -> list[Fields]:
             one["content"] = [{"type": "text", "text": one["content"]}, *_images(images)]
         if calls := message.get("tool_calls"):
             one["tool_calls"] = _calls(calls, number)
-            pending = [(call["function"]["name"], call["id"]) for call in one["tool_calls"]]
+            pending = _PendingCalls(one["tool_calls"])
         if one["role"] == "tool":
-            one["tool_call_id"] = message.get("tool_call_id") or _take_call(pending, message.get("tool_name"))
+            one["tool_call_id"] = message.get("tool_call_id") or pending.take(message.get("tool_name"))
         translated.append(one)
     return translated
 
@@ -171,6 +174,7 @@ def _messages(messages: Sequence[Fields]) -> list[Fields]:
 def _calls(calls: object, number: int) -> list[Fields]:
     if not isinstance(calls, list):
         raise InvalidRequest("'tool_calls' must be an array.", param="messages")
+    check_length("tool_calls", calls)
     found = []
     for index, call in enumerate(calls):
         function: Any = call.get("function") if isinstance(call, dict) else None
@@ -183,17 +187,29 @@ def _calls(calls: object, number: int) -> list[Fields]:
     return found
 
 
-def _take_call(pending: list[tuple[str, str]], name: object) -> str:
-    for index, (called, identity) in enumerate(pending):
-        if name in (None, "", called):
-            del pending[index]
-            return identity
-    return "call_unknown"
+class _PendingCalls:
+    """Calls of the last turn that have no result yet: each is taken once, the first of a name or the first of all."""
+
+    def __init__(self, calls: Sequence[Fields] = ()) -> None:
+        self._all: deque[list[str]] = deque()  # identifiers; empty once taken
+        self._named: dict[str, deque[list[str]]] = {}
+        for call in calls:
+            entry = [call["id"]]
+            self._all.append(entry)
+            self._named.setdefault(call["function"]["name"], deque()).append(entry)
+
+    def take(self, name: object) -> str:
+        pending = self._all if name in (None, "") else self._named.get(name) if isinstance(name, str) else None
+        while pending:
+            if entry := pending.popleft():
+                return entry.pop()
+        return "call_unknown"
 
 
 def _images(images: object) -> list[Fields]:
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise InvalidRequest("'images' must be an array of base64 texts.", param="images")
+    check_length("images", images)
     return [{"type": "image_url", "image_url": {"url": f"data:image/{_image_type(image)};base64,{image}"}} for image in images]
 
 

@@ -1,4 +1,4 @@
-"""Chat and completions beyond what an engine does by itself: several choices, and tools that are kept to.
+"""Chat beyond what an engine does by itself: several choices, and tools that are kept to.
 
 Every dialect that chats comes through `serve_chat`.
 """
@@ -8,7 +8,8 @@ from typing import Any
 import orjson
 
 from aimgpu.errors import EngineFailed, InvalidRequest, ModelNotReady
-from aimgpu.gateway.body import check_fields, parse_body
+from aimgpu.gateway.apart import apart
+from aimgpu.gateway.body import check_fields
 from aimgpu.gateway.dialects.call import Call, Fields
 from aimgpu.gateway.dialects.openai.choices import serve_choices
 from aimgpu.gateway.dialects.openai.tool_choice import ToolChoice, read_tool_choice
@@ -20,23 +21,14 @@ from aimgpu.gateway.routes import ServedModel
 CHAT_PATH = "/v1/chat/completions"
 # Requests with none of these pass through as they are.
 SPECIAL_FIELDS = frozenset({"n", "tools", "tool_choice", "functions", "function_call"})
-_COUNTS_CHOICES = frozenset({"vllm"})  # engines that serve `n` choices of one request, and count all their tokens
+COUNTS_CHOICES = frozenset({"vllm"})  # engines that serve `n` choices of one request, and count all their tokens
 _KEEPS_TOOL_CHOICE = frozenset({"vllm"})  # by a grammar of their own, whatever the template has
 _REFUSES_TOOLS = frozenset({"ollama"})  # in words, where the template has none; it ignores `tool_choice`
 _PROBE = "aimgpu_probe"
 
 
 async def chat(call: Call) -> None:
-    await serve_chat(call, parse_body(call.body), call.send)
-
-
-async def complete(call: Call) -> None:
-    fields = parse_body(call.body)
-    model = call.find(model_name(fields))
-    if _many(fields) and model.card.engine not in _COUNTS_CHOICES:
-        await serve_choices(call, call.path, fields, call.send)
-    else:
-        await call.serve(call.path, fields, call.send)
+    await serve_chat(call, await call.read_fields(), call.send)
 
 
 async def serve_chat(call: Call, fields: Fields, send: Send) -> None:
@@ -46,7 +38,7 @@ async def serve_chat(call: Call, fields: Fields, send: Send) -> None:
         return
     model = call.find(model_name(fields))
     choice = read_tool_choice(fields)
-    if _many(fields) and model.card.engine not in _COUNTS_CHOICES:
+    if wants_many(fields) and model.card.engine not in COUNTS_CHOICES:
         await serve_choices(call, CHAT_PATH, fields, send, serve_chat)
     elif choice.tools and not await _keeps(call, model, choice):
         await _serve_by_grammar(call, fields, choice, send)
@@ -59,14 +51,14 @@ async def prepare_chat(call: Call, fields: Fields) -> Fields:
     model = call.find(model_name(fields))
     choice = read_tool_choice(fields)
     if choice.tools and not await _keeps(call, model, choice):
-        return constrain(fields, choice)
+        return await apart(call.size, constrain, fields, choice)
     return _narrowed(fields, model, choice)
 
 
 async def wait_until_loaded(call: Call, model: ServedModel) -> ServedModel:
     """With a ready instance. Raises a RequestRefused where it gets none."""
     if not model.backends:
-        await call.services.load(model)
+        await call.services.load(model, call.heartbeat)
         model = call.find(model.name)
     if not model.backends:
         raise ModelNotReady(f"'{model.name}' is {model.state}.")
@@ -107,14 +99,14 @@ def _narrowed(fields: Fields, model: ServedModel, choice: ToolChoice) -> Fields:
 
 
 async def _serve_by_grammar(call: Call, fields: Fields, choice: ToolChoice, send: Send) -> None:
-    check_fields(CHAT_PATH, fields)  # also what the engine does not get
+    await apart(call.size, check_fields, CHAT_PATH, fields)  # also what the engine does not get
     collected = CollectedAnswer()
-    await call.serve(CHAT_PATH, constrain(fields, choice), collected)
+    await call.serve(CHAT_PATH, await apart(call.size, constrain, fields, choice), collected)
     if not collected.ok:
         await collected.pass_on(send)
         return
     try:
-        answer = read_call(collected.json())
+        answer = await apart(len(collected.body), lambda: read_call(collected.json()))
     except WRONG_SHAPES:
         raise EngineFailed("The engine's answer could not be understood.") from None
     headers = [header for header in collected.headers if header[0] not in (b"content-type", b"content-length")]
@@ -149,13 +141,14 @@ async def _send_as_stream(send: Send, answer: Fields, headers: list[Header], *, 
     await send({"type": "http.response.body", "body": body})
 
 
-def _many(fields: Fields) -> bool:
+def wants_many(fields: Fields) -> bool:
     number: Any = fields.get("n")
     return isinstance(number, int) and number > 1
 
 
 def model_name(fields: Fields) -> str:
-    name = fields.get("model")
+    """Empty where it names none."""
+    name = fields.get("model") or ""
     if not isinstance(name, str):
         raise InvalidRequest("'model' must name a model.", hint="GET /v1/models lists them.", param="model")
     return name

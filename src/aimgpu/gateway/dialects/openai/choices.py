@@ -6,11 +6,14 @@ from typing import Any
 import orjson
 
 from aimgpu.errors import EngineFailed, InvalidRequest
+from aimgpu.gateway.apart import apart
 from aimgpu.gateway.dialects.call import Call, Fields
 from aimgpu.gateway.dialects.translate import EVENT_END, NOT_UNDERSTOOD, WRONG_SHAPES, CollectedAnswer, read_event
 from aimgpu.gateway.http.asgi import Message, Send, send_answer
 
 _MOST = 128
+_MOST_SENT = 16 * 1024 * 1024
+_MOST_ANSWERED = 16 * 1024 * 1024  # all choices together
 _LARGEST = (1 << 63) - 1
 _DONE = b"[DONE]"
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
@@ -21,6 +24,9 @@ async def serve_choices(call: Call, path: str, fields: Fields, send: Send, serve
     number = fields["n"]
     if number > _MOST:
         raise InvalidRequest(f"'n' must be at most {_MOST}.", param="n")
+    if number * call.size > _MOST_SENT:
+        text = f"'n' times the request must be at most {_MOST_SENT} bytes: an engine gets it once for each choice."
+        raise InvalidRequest(text, hint="Ask for fewer choices at once.", param="n")
 
     async def serve(one: Fields, into: Send) -> None:
         if serve_one is not None:
@@ -43,12 +49,16 @@ async def serve_choices(call: Call, path: str, fields: Fields, send: Send, serve
             if not answers[-1].ok:
                 await answers[-1].pass_on(send)
                 return
+            if sum(len(answer.body) for answer in answers) > _MOST_ANSWERED:
+                text = f"The choices together are longer than {_MOST_ANSWERED} bytes."
+                raise EngineFailed(text, hint="Ask for fewer choices at once.")
         headers = [header for header in answers[0].headers if header[0] != b"content-length"]
         try:
-            joined_answer = _join([answer.json() for answer in answers])
+            size = sum(len(answer.body) for answer in answers)
+            joined_answer = await apart(size, lambda: orjson.dumps(_join([answer.json() for answer in answers])))
         except WRONG_SHAPES:
             raise EngineFailed("The engine's answer could not be understood.") from None
-        await send_answer(send, 200, headers, orjson.dumps(joined_answer))
+        await send_answer(send, 200, headers, joined_answer)
 
 
 def _one_of(fields: Fields, index: int) -> Fields:

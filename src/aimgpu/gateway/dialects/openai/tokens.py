@@ -5,7 +5,6 @@ from typing import Any
 import orjson
 
 from aimgpu.errors import EngineFailed, InvalidRequest
-from aimgpu.gateway.body import parse_body
 from aimgpu.gateway.dialects.call import Call, Fields
 from aimgpu.gateway.dialects.openai.chat import CHAT_PATH, model_name, prepare_chat, wait_until_loaded
 from aimgpu.gateway.dialects.translate import WRONG_SHAPES, CollectedAnswer, TranslatingSend
@@ -43,7 +42,7 @@ async def count_prompt(call: Call, fields: Fields, refused: Send) -> int | None:
 
 async def tokenize(call: Call) -> None:
     """VLLM's form: `prompt` or `messages` in, `tokens`, `count` and `max_model_len` out. `content` is llama.cpp's `prompt`."""
-    fields = parse_body(call.body)
+    fields = await call.read_fields()
     model = call.find(model_name(fields))
     if model.card.engine == _VLLM:
         await call.serve("/tokenize", fields, call.send)
@@ -59,7 +58,7 @@ async def tokenize(call: Call) -> None:
 
 
 async def detokenize(call: Call) -> None:
-    fields = parse_body(call.body)
+    fields = await call.read_fields()
     model = call.find(model_name(fields))
     tokens = fields.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from aimgpu.errors import InvalidRequest
 from aimgpu.gateway.dialects.call import Fields
 
+_MOST_TOOLS = 1024
 _MODES = ("auto", "none", "required")
 
 
@@ -41,6 +42,8 @@ def _read_tools(tools: object) -> tuple[Fields, ...]:
         return ()
     if not isinstance(tools, list):
         raise InvalidRequest("'tools' must be an array.", param="tools")
+    if len(tools) > _MOST_TOOLS:
+        raise InvalidRequest(f"'tools' must be at most {_MOST_TOOLS}.", param="tools")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -54,7 +57,7 @@ def _read_object(choice: Fields, tools: tuple[Fields, ...]) -> ToolChoice:
     """One function by name, or a list of allowed ones."""
     if choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools") or choice
-        names = [name for tool in allowed.get("tools") or () if (name := _name(tool)) is not None]
+        names = {name for tool in allowed.get("tools") or () if (name := _name(tool)) is not None}
         kept = tuple(tool for tool in tools if tool["function"]["name"] in names)
         if not kept:
             raise InvalidRequest("None of the allowed tools is among 'tools'.", param="tool_choice")

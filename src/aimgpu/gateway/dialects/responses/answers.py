@@ -8,9 +8,13 @@ from typing import Any
 import orjson
 
 from aimgpu.gateway.dialects.call import Fields
+from aimgpu.gateway.dialects.tool_calls import TextParts
 from aimgpu.gateway.dialects.translate import THINKING, TranslatingSend, read_text
 from aimgpu.gateway.http.asgi import Send
 
+_MOST_KEPT = 16 * 1024 * 1024
+_MOST_ITEMS = 1000  # thoughts, texts and calls by turns: each takes six events
+_ITEM_COST = 500
 Finished = Callable[[Fields], None]  # gets the complete response
 
 
@@ -23,6 +27,8 @@ class ResponseSend(TranslatingSend):
         self._created = int(time.time())
         self._sequence = -1
         self._items: list[Fields] = []
+        self._text = TextParts()  # of the item that is being written
+        self._kept = 0  # of all items: text, and what each takes beside it
         self._open: tuple[str, int] | None = None  # kind of the item that is being written, and the tool's index
         self._reason = "stop"
         self._usage: Fields | None = None
@@ -44,21 +50,22 @@ class ResponseSend(TranslatingSend):
         return {"error": error}
 
     def event(self, chunk: Fields) -> bytes:
-        events = self._begin()
+        events = [self._begin()]
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             self._note(chunk, choice)
             if thinking := read_text(delta, *THINKING):
-                events += self._write_text("reasoning", thinking, [])
+                events.append(self._write_text("reasoning", thinking, []))
             if text := read_text(delta, "content"):
-                events += self._write_text("message", text, _logprobs(choice))
+                events.append(self._write_text("message", text, _logprobs(choice)))
             for position, call in enumerate(delta.get("tool_calls") or ()):
-                events += self._write_call(call.get("index", position), call)
+                events.append(self._write_call(call.get("index", position), call))
         self._note(chunk, {})
-        return events
+        return b"".join(events)
 
     def broken(self, error: Fields) -> bytes:
         events = self._begin()
+        self._fill()
         failed = self._describe("failed") | {"error": {"code": "server_error", "message": error.get("message")}}
         return events + self._emit("response.failed", response=failed)
 
@@ -80,7 +87,7 @@ class ResponseSend(TranslatingSend):
             if kind == "message":
                 events += self._emit("response.content_part.added", **self._part_place(), part=self._items[-1]["content"][0])
         part = self._items[-1]["content"][0]
-        part["text"] += text
+        self._keep(text, len(logprobs))
         if kind == "reasoning":
             return events + self._emit("response.reasoning_text.delta", **self._part_place(), delta=text)
         part["logprobs"] += logprobs
@@ -93,7 +100,7 @@ class ResponseSend(TranslatingSend):
             events = self._open_item(("call", index), _call(call.get("id"), function.get("name") or "", ""))
         text = function.get("arguments") or ""
         if text:
-            self._items[-1]["arguments"] += text
+            self._keep(text, 0)
             events += self._emit("response.function_call_arguments.delta", **self._place(), delta=text)
         return events
 
@@ -101,6 +108,8 @@ class ResponseSend(TranslatingSend):
         events = self._close()
         self._open = kind
         self._items.append(item)
+        if len(self._items) > _MOST_ITEMS:
+            raise ValueError(len(self._items))
         shown = {**item, "status": "in_progress"} | ({"content": []} if "content" in item else {})
         return events + self._emit("response.output_item.added", output_index=len(self._items) - 1, item=shown)
 
@@ -108,6 +117,7 @@ class ResponseSend(TranslatingSend):
         if self._open is None:
             return b""
         kind, item = self._open[0], self._items[-1]
+        self._fill()
         self._open = None
         if kind == "call":
             place = {**self._place(), "name": item["name"]}
@@ -120,6 +130,23 @@ class ResponseSend(TranslatingSend):
             events = self._emit("response.output_text.done", **self._part_place(), **done)
             events += self._emit("response.content_part.done", **self._part_place(), part=part)
         return events + self._emit("response.output_item.done", output_index=len(self._items) - 1, item=item)
+
+    def _keep(self, text: str, logprobs: int) -> None:
+        """Raises ValueError where all items together are longer than any model's answer."""
+        self._kept += len(text) + _ITEM_COST * logprobs
+        if self._kept > _MOST_KEPT:
+            raise ValueError(self._kept)
+        self._text.add(text)
+
+    def _fill(self) -> None:
+        """Put what was said into the item that is being written."""
+        if self._open is not None:
+            item, text = self._items[-1], self._text.join()
+            if self._open[0] == "call":
+                item["arguments"] = text
+            else:
+                item["content"][0]["text"] = text
+            self._text = TextParts()
 
     def _place(self) -> Fields:
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}

@@ -3,7 +3,8 @@
 import orjson
 
 from aimgpu.errors import EngineFailed, InvalidRequest
-from aimgpu.gateway.body import encode_fields, parse_body
+from aimgpu.gateway.apart import apart
+from aimgpu.gateway.body import nested_too_deep
 from aimgpu.gateway.dialects.call import Call, Fields, Operation
 from aimgpu.gateway.dialects.openai.chat import model_name, serve_chat
 from aimgpu.gateway.dialects.openai.tokens import count_response_input
@@ -19,17 +20,16 @@ _LAST_EVENTS = ("response.completed", "response.incomplete")
 
 
 async def create(call: Call) -> None:
-    fields = parse_body(call.body)
-    check(fields)
+    fields = await call.read_fields()
     model = call.find(model_name(fields))
-    own = read_items(fields.get("input"))
-    encode_fields({"input": own})  # what cannot be kept is refused before it is answered
-    items = [*_history(call, fields), *own]
+    own, items = await _read_conversation(call, fields)
     previous = _previous(fields)
 
     def finished(response: Fields) -> None:
         if fields.get("store", True):
-            stored = StoredResponse(caller=call.caller.name, response=response, input_items=own, previous=previous)
+            stored = StoredResponse(
+                caller=call.caller.name, response=response, input_items=own, input_bytes=len(call.body), previous=previous
+            )
             call.services.responses.put(stored)
 
     if model.card.engine in _NATIVE:
@@ -38,14 +38,13 @@ async def create(call: Call) -> None:
         send = _NativeSend(call.send, kept, finished)
         await call.serve(_PATH, written_out | {"input": items, "store": False}, send)
     else:
-        await serve_chat(call, to_chat(fields, items), ResponseSend(call.send, fields, finished))
+        await serve_chat(call, await apart(call.size, to_chat, fields, items), ResponseSend(call.send, fields, finished))
 
 
 async def count_input(call: Call) -> None:
-    fields = parse_body(call.body)
-    check(fields)
-    items = [*_history(call, fields), *read_items(fields.get("input"))]
-    await count_response_input(call, to_chat(fields, items))
+    fields = await call.read_fields()
+    _, items = await _read_conversation(call, fields)
+    await count_response_input(call, await apart(call.size, to_chat, fields, items))
 
 
 async def read(call: Call) -> None:
@@ -67,9 +66,24 @@ async def list_input(call: Call) -> None:
     await send_json(call.send, {"object": "list", "data": shown, "has_more": False, **edges})
 
 
-def _history(call: Call, fields: Fields) -> list[Fields]:
+async def _read_conversation(call: Call, fields: Fields) -> tuple[list[Fields], list[Fields]]:
+    """This turn's items, and those of the turns before with them."""
     previous = _previous(fields)
-    return [] if previous is None else call.services.responses.history(previous, call.caller.name)
+    before: list[Fields] = []
+    if previous is not None:
+        before, size = call.services.responses.history(previous, call.caller.name)
+        call.size += size
+    return await apart(call.size, _join_items, fields, before)
+
+
+def _join_items(fields: Fields, before: list[Fields]) -> tuple[list[Fields], list[Fields]]:
+    check(fields)
+    own = read_items(fields.get("input"))
+    try:
+        orjson.dumps(own)  # as `list_input` will, whatever of it the engine is given
+    except orjson.JSONEncodeError:
+        raise nested_too_deep() from None
+    return own, [*before, *own]
 
 
 def _previous(fields: Fields) -> str | None:
@@ -101,22 +115,28 @@ class _NativeSend:
             if self._streaming:
                 await self._send(message)
         elif self._streaming:
-            events = message.get("body", b"").split(EVENT_END)
-            await self._send({**message, "body": EVENT_END.join(map(self._event, events))})
+            body = message.get("body", b"")
+            await self._send({**message, "body": await apart(len(body), self._events, body)})
         else:
             await self._whole(message.get("body", b""))
 
     async def _whole(self, body: bytes) -> None:
         if self._head["status"] == 200:  # noqa: PLR2004
             try:
-                answer = self._patch(orjson.loads(body))
-                body = orjson.dumps(answer)
+                body = await apart(len(body), self._patch_whole, body)
             except WRONG_SHAPES:
                 raise EngineFailed("The engine's answer could not be understood.") from None
-            self._finished(answer)
         headers = [header for header in self._head["headers"] if header[0] != b"content-length"]
         await self._send({**self._head, "headers": [*headers, (b"content-length", b"%d" % len(body))]})
         await self._send({"type": "http.response.body", "body": body})
+
+    def _patch_whole(self, body: bytes) -> bytes:
+        answer = self._patch(orjson.loads(body))
+        self._finished(answer)
+        return orjson.dumps(answer)
+
+    def _events(self, body: bytes) -> bytes:
+        return EVENT_END.join(map(self._event, body.split(EVENT_END)))
 
     def _event(self, event: bytes) -> bytes:
         if b'"response"' not in event:

@@ -1,9 +1,10 @@
 """Requests of the Responses API as chats."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from aimgpu.errors import InvalidRequest
+from aimgpu.gateway.body import check_length
 from aimgpu.gateway.dialects.call import Fields
 
 _REFUSED = {
@@ -22,6 +23,7 @@ def read_items(given: object) -> list[Fields]:
         return [{"type": "message", "role": "user", "content": given}]
     if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
         raise InvalidRequest("'input' must be a string or an array of items.", param="input")
+    check_length("input", given)
     return given
 
 
@@ -78,18 +80,33 @@ def _messages(items: list[Fields]) -> Iterator[Fields]:
             raise InvalidRequest(f"Items of type '{str(kind)[:50]}' are not offered.", param="input")
 
 
-def _joined(messages: list[Fields]) -> list[Fields]:
-    """Several system messages at the beginning are one, and the calls of one turn belong to one message."""
+def _joined(messages: Iterable[Fields]) -> list[Fields]:
+    """Several system messages in a row are one, and the calls of one turn belong to one message.
+
+    Each message is a new object: it is added to in place, since a turn may have a hundred thousand calls.
+    """
     joined: list[Fields] = []
+    instructions: list[str] = []  # of the system messages that end the list
     for message in messages:
         last = joined[-1] if joined else {}
-        if message["role"] == "system" and last.get("role") == "system" and isinstance(message["content"], str):
-            joined[-1] = {**last, "content": f"{last['content']}\n\n{message['content']}"}
-        elif message.get("tool_calls") and last.get("role") == "assistant":
-            joined[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), *message["tool_calls"]]}
+        if message["role"] == "system" and isinstance(message["content"], str):
+            instructions.append(message["content"])
+            if len(instructions) == 1:
+                joined.append(message)
+            continue
+        _close_system(joined, instructions)
+        if message.get("tool_calls") and last.get("role") == "assistant":
+            last.setdefault("tool_calls", []).extend(message["tool_calls"])
         else:
             joined.append(message)
+    _close_system(joined, instructions)
     return joined
+
+
+def _close_system(joined: list[Fields], instructions: list[str]) -> None:
+    if len(instructions) > 1:
+        joined[-1]["content"] = "\n\n".join(instructions)
+    instructions.clear()
 
 
 def _role(item: Fields) -> str:

@@ -1,1 +1,0 @@
-"""Carrying out steps: starting, draining and stopping instances."""

@@ -1,0 +1,165 @@
+"""What plans that are being carried out still need: room that is not charged yet, GPUs that change, names that are taken.
+
+In memory only: after a crash the ledger's record of the operation and of what is wanted is enough to repair.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from aimgpu.control.effects import REAL, Effects, Flag
+from aimgpu.domain import Grant
+from aimgpu.errors import Conflict
+from aimgpu.placement import Snapshot
+
+Key = tuple[int, int]  # an operation and one of its chains
+
+
+@dataclass(slots=True, eq=False)
+class DeploymentClaim:
+    """One deployment in the hands of one operation, until it is charged or given up."""
+
+    name: str
+    revision: str
+    replicas: int
+    superseded: Flag  # another request for it came later
+    ended: Flag
+    starting: set[str] = field(default_factory=set)  # instances that the operation started and waits for
+
+
+class Reservations:
+    """The caller holds the planning lock, except for `DeploymentClaim.ended`, which is waited for without it."""
+
+    def __init__(self, effects: Effects = REAL) -> None:
+        self._effects = effects
+        self._grants: dict[Key, tuple[Grant, ...]] = {}  # by operation and chain
+        self._replaced: dict[Key, frozenset[str]] = {}  # instances that end for them, and hold part of that room until then
+        self._changing: dict[Key, frozenset[str]] = {}  # partitions that go, by operation
+        self._halted: dict[Key, frozenset[str]] = {}  # their GPUs
+        self._ending: set[str] = set()  # instances that an operation is about to end
+        self._claims: dict[str, DeploymentClaim] = {}
+        self._settled = effects.condition()
+        self.layouts_version = 0  # changes when a change of layout begins and when it ends
+
+    def claim(self, name: str, revision: str, replicas: int) -> DeploymentClaim:
+        """Raises Conflict where another operation has it."""
+        if name in self._claims:
+            raise Conflict(f"{name} is being changed by another operation", hint="Try again when it is done.")
+        found = self._claims[name] = DeploymentClaim(
+            name=name, revision=revision, replicas=replicas, superseded=self._effects.flag(), ended=self._effects.flag()
+        )
+        return found
+
+    def claims_on(self, names: Iterable[str]) -> list[DeploymentClaim]:
+        """Those that other operations hold."""
+        return [self._claims[name] for name in dict.fromkeys(names) if name in self._claims]
+
+    @property
+    def claimed(self) -> frozenset[str]:
+        """Deployments in the hands of operations; may be asked for without the lock."""
+        return frozenset(tuple(self._claims))
+
+    def amend_claim(self, name: str, *, former: str, revision: str) -> None:
+        """What is being started counts as this revision: settings changed that it does not depend on."""
+        claim = self._claims.get(name)
+        if claim is not None and claim.revision == former:
+            claim.revision = revision
+
+    def end_claim(self, claim: DeploymentClaim) -> None:
+        """Safe to call twice."""
+        if self._claims.get(claim.name) is claim:
+            del self._claims[claim.name]
+        claim.ended.set()
+
+    def reserve(self, key: Key, grants: Iterable[Grant], replaced: Iterable[str] = ()) -> None:
+        """Room that no other plan may use until `drop`; what the instances of `replaced` still hold is part of it."""
+        self._grants[key] = tuple(grants)
+        self._replaced[key] = frozenset(replaced)
+
+    def drop(self, key: Key) -> None:
+        """It is charged now, or not needed any more."""
+        self._grants.pop(key, None)
+        self._replaced.pop(key, None)
+
+    def holds(self, partitions: Iterable[str]) -> bool:
+        """Whether room is reserved on one of these, or its layout changes already."""
+        wanted = set(partitions)
+        reserved = {grant.partition_id for grants in self._grants.values() for grant in grants}
+        return bool(wanted & reserved) or any(wanted & changing for changing in self._changing.values())
+
+    def claims_for_room_on(self, partitions: Iterable[str]) -> list[DeploymentClaim]:
+        """Those of operations that will charge room on one of these partitions."""
+        wanted = set(partitions)
+        reserved = [grant for grants in self._grants.values() for grant in grants if grant.partition_id in wanted]
+        return self.claims_on(grant.deployment for grant in reserved)
+
+    def is_ending(self, instance_id: str) -> bool:
+        """Whether an operation ends it."""
+        return instance_id in self._ending
+
+    def begin_ending(self, instance_ids: Iterable[str]) -> None:
+        """These end now, so no other plan counts on moving them."""
+        self._ending |= set(instance_ids)
+
+    def stop_ending(self, instance_ids: Iterable[str]) -> None:
+        """They ended, or stay."""
+        self._ending -= set(instance_ids)
+
+    def block(self, key: Key, partitions: Iterable[str], devices: Iterable[str]) -> None:
+        """Nothing is placed on these GPUs, whose partitions go, until `unblock`."""
+        self._halted[key] = frozenset(devices)
+        self.layouts_version += 1
+        self._changing[key] = frozenset(partitions)
+
+    def unblock(self, key: Key) -> None:
+        """Safe to call twice. Wakes those that wait for the layout."""
+        if self._changing.pop(key, None) is not None:
+            self.layouts_version += 1
+        self._halted.pop(key, None)
+        with self._settled:
+            self._settled.notify_all()
+
+    @property
+    def layouts_change(self) -> bool:
+        """Whether a change of layout is under way."""
+        return bool(self._changing)
+
+    def wait_for_layouts(self, seconds: float) -> None:
+        """Without the planning lock; returns early where one settles."""
+        with self._settled:
+            if self._changing:
+                self._settled.wait(seconds)
+
+    def _still_needed(self, key: Key, snapshot: Snapshot) -> list[Grant]:
+        """What the chain needs beyond what the instances that it ends still hold on the same partitions."""
+        held: dict[str, int] = {}
+        for _, state in snapshot.devices():
+            for grant in state.grants:
+                if grant.instance_id in self._replaced[key]:
+                    held[grant.partition_id] = held.get(grant.partition_id, 0) + grant.memory_bytes
+        needed = []
+        for grant in self._grants[key]:
+            left = grant.memory_bytes - held.get(grant.partition_id, 0)
+            held[grant.partition_id] = max(0, -left)
+            if left > 0 or grant.exclusive:
+                needed.append(grant if grant.exclusive else replace(grant, memory_bytes=left))
+        return needed
+
+    def apply_to(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot that other plans may use: reserved room is taken, GPUs that change are not there."""
+        reserved = [grant for key in self._grants for grant in self._still_needed(key, snapshot)]
+        gone = {device_id for devices in self._halted.values() for device_id in devices}
+        if not reserved and not gone and not self._ending:
+            return snapshot
+        running = {name: ask for name, ask in snapshot.running.items() if name not in self._ending}
+        nodes = tuple(
+            replace(
+                node,
+                devices=tuple(
+                    replace(state, grants=(*state.grants, *(one for one in reserved if one.device_id == state.device.id)))
+                    for state in node.devices
+                    if state.device.id not in gone
+                ),
+            )
+            for node in snapshot.nodes
+        )
+        return replace(snapshot, nodes=nodes, running=running)

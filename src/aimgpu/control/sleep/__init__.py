@@ -1,1 +1,0 @@
-"""Idle models: who may be unloaded, engines that sleep in place, and what they hold meanwhile."""

@@ -1,0 +1,26 @@
+"""The kinds of objects that others define and we read or write; ours are in `custom_resources`."""
+
+from aimgpu.kubernetes.api.client import Resource
+
+NAMESPACES = Resource(version="v1", plural="namespaces")
+NODES = Resource(version="v1", plural="nodes")
+PODS = Resource(version="v1", plural="pods", namespaced=True)
+SERVICES = Resource(version="v1", plural="services", namespaced=True)
+CONFIG_MAPS = Resource(version="v1", plural="configmaps", namespaced=True)
+SECRETS = Resource(version="v1", plural="secrets", namespaced=True)
+VOLUME_CLAIMS = Resource(version="v1", plural="persistentvolumeclaims", namespaced=True)
+EVENTS = Resource(version="v1", plural="events", namespaced=True)
+DEPLOYMENTS = Resource(group="apps", version="v1", plural="deployments", namespaced=True)
+DAEMON_SETS = Resource(group="apps", version="v1", plural="daemonsets", namespaced=True)
+LEASES = Resource(group="coordination.k8s.io", version="v1", plural="leases", namespaced=True)
+ENDPOINT_SLICES = Resource(group="discovery.k8s.io", version="v1", plural="endpointslices", namespaced=True)
+NETWORK_POLICIES = Resource(group="networking.k8s.io", version="v1", plural="networkpolicies", namespaced=True)
+DEVICE_CLASSES = Resource(group="resource.k8s.io", version="v1", plural="deviceclasses")
+RESOURCE_CLAIMS = Resource(group="resource.k8s.io", version="v1", plural="resourceclaims", namespaced=True)
+CLAIM_TEMPLATES = Resource(group="resource.k8s.io", version="v1", plural="resourceclaimtemplates", namespaced=True)
+RESOURCE_SLICES = Resource(group="resource.k8s.io", version="v1", plural="resourceslices")
+MUTATING_WEBHOOKS = Resource(group="admissionregistration.k8s.io", version="v1", plural="mutatingwebhookconfigurations")
+DEFINITIONS = Resource(group="apiextensions.k8s.io", version="v1", plural="customresourcedefinitions")
+INFERENCE_SERVICES = Resource(group="serving.kserve.io", version="v1beta1", plural="inferenceservices", namespaced=True)
+CERTIFICATES = Resource(group="cert-manager.io", version="v1", plural="certificates", namespaced=True)
+CLUSTER_POLICIES = Resource(group="nvidia.com", version="v1", plural="clusterpolicies")

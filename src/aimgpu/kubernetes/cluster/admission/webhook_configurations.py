@@ -1,0 +1,86 @@
+"""The webhook configurations that the chart installs: only pods with our annotations depend on the admission server."""
+
+from typing import Any
+
+from aimgpu.kubernetes.vocabulary.annotations import REVIEWED_PREFIXES
+from aimgpu.kubernetes.vocabulary.names import WEBHOOKS
+from aimgpu.kubernetes.vocabulary.namespaces import AdmittedNamespaces, checked_selector, passing_selector, refusing_selector
+
+_TIMEOUT_SECONDS = 5
+_PODS, _SERVICES, _LLM_SERVICES = "/mutate/pods", "/validate/inferenceservices", "/validate/llminferenceservices"
+
+
+def match_condition() -> dict[str, str]:
+    """CEL, evaluated by the API server itself: a pod without these annotations never waits for us."""
+    ours = " || ".join(f"key.startsWith('{prefix}')" for prefix in REVIEWED_PREFIXES)
+    expression = f"has(object.metadata.annotations) && object.metadata.annotations.exists(key, {ours})"
+    return {"name": "asks-for-a-gpu-share", "expression": expression}
+
+
+def mutating_configuration(
+    namespace: str, service: str, authority: str = "", *, scope: AdmittedNamespaces = AdmittedNamespaces.ALL
+) -> dict[str, Any]:
+    """Two webhooks, of which a namespace has one at most: refuse pods while admission is down, or let them pass."""
+    webhooks = [
+        _webhook(name, _client(namespace, service, _PODS, authority), policy=policy, namespaces=selector)
+        for name, policy, selector in (
+            ("pods.aim.amd.com", "Fail", refusing_selector(scope)),
+            ("pods-ignore.aim.amd.com", "Ignore", passing_selector()),
+        )
+    ]
+    for each in webhooks:
+        each["rules"] = [matching_rule("", "v1", ("pods",), ("CREATE",))]
+        each["matchConditions"] = [match_condition()]
+        each["reinvocationPolicy"] = "IfNeeded"
+    return _configuration("MutatingWebhookConfiguration", webhooks)
+
+
+def validating_configuration(
+    namespace: str, service: str, authority: str = "", *, scope: AdmittedNamespaces = AdmittedNamespaces.ALL
+) -> dict[str, Any]:
+    """InferenceServices with our annotations are checked when they are made or changed."""
+    found = []
+    for name, group, version, resource, path in (
+        ("inferenceservices.aim.amd.com", "serving.kserve.io", "v1beta1", "inferenceservices", _SERVICES),
+        ("llminferenceservices.aim.amd.com", "serving.kserve.io", "*", "llminferenceservices", _LLM_SERVICES),
+    ):
+        each = _webhook(name, _client(namespace, service, path, authority), policy="Ignore", namespaces=checked_selector(scope))
+        each["rules"] = [matching_rule(group, version, (resource,), ("CREATE", "UPDATE"))]
+        each["matchConditions"] = [match_condition()]
+        found.append(each)
+    return _configuration("ValidatingWebhookConfiguration", found)
+
+
+def matching_rule(group: str, version: str, resources: tuple[str, ...], operations: tuple[str, ...]) -> dict[str, Any]:
+    """What of the API a webhook or a policy is for."""
+    return {
+        "apiGroups": [group],
+        "apiVersions": [version],
+        "resources": list(resources),
+        "operations": list(operations),
+        "scope": "Namespaced",
+    }
+
+
+def _configuration(kind: str, webhooks: list[dict[str, Any]]) -> dict[str, Any]:
+    metadata = {"name": WEBHOOKS, "labels": {"app.kubernetes.io/part-of": WEBHOOKS}}
+    return {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": metadata, "webhooks": webhooks}
+
+
+def _webhook(name: str, client: dict[str, Any], *, policy: str, namespaces: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "clientConfig": client,
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "NoneOnDryRun",
+        "timeoutSeconds": _TIMEOUT_SECONDS,
+        "failurePolicy": policy,
+        "namespaceSelector": namespaces,
+    }
+
+
+def _client(namespace: str, service: str, path: str, authority: str) -> dict[str, Any]:
+    client: dict[str, Any] = {"service": {"namespace": namespace, "name": service, "path": path, "port": 443}}
+    if authority:
+        client["caBundle"] = authority
+    return client

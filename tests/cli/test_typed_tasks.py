@@ -1,0 +1,158 @@
+"""What people type who have read nothing: it runs, or the answer has a line that can be pasted and then works."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from aimgpu.cli.main import run_command
+from aimgpu.cli.model_names import understand_model
+from aimgpu.cli.registry import find_entry
+
+RUNS = (
+    "size qwen2.5-7b",
+    "size 'QWEN2.5 7B'",
+    "size qwen3:8b",
+    "size Qwen3-8b-gguf",
+    "size llama-3.1-8b --gpu RTX4090",
+    "size llama3.1:8b --gpu 4090",
+    "size phi4 --gpu 'Radeon 7900 XTX'",
+    "size deepseek-r1",
+    "size smollm2",
+    "size acme/new --parameters 7B",
+    "gpus --gpu 'RTX 3090 Ti'",
+    "gpus --gpu h100",
+    "catalogue list QWEN3",
+    "catalogue add acme/model --parameters 7B",
+    "partition apply 0 cpx --gpu MI300X --dry-run",
+    "keys list",
+    "plan qwen3:8b --gpu 'rtx 4090'",
+    "plan smollm2 llama3.1:8b --gpu mi300x --count 2",
+)
+PASTED = (
+    "size lama3",
+    "size gemma3",
+    "size Qwen/Qwen2.5-7B-Instuct",
+    "size smolllm2",
+    "run tinylama",
+    "run smolllm2",
+    "run qwen3",
+    "run qwn3-8b",
+    "up qwen",
+    "up mistrl:7b",
+    "pull llama3.2",
+    "stop chat",
+    "list",
+    "serve smollm2",
+    "status",
+    "rm chat",
+    "doctr",
+    "models",
+    "run",
+    "logs",
+    "ask smollm2 hello",
+    "size qwen3:8b --gpu 'RTX 6090'",
+    "size qwen3:8b --gpu 'RTX 3080'",
+    "size qwen3:8b --gpu 24GiB",
+    "size qwen3:8b --gpu 'Tesla P40'",
+    "size smollm2 --context 4k",
+    "size qwen3:8b --quantization int8",
+    "size qwen3:8b --ctx-size 4096",
+    "size qwen3:8b --concurency 4",
+    "size Qwen3 8B",
+    "help size",
+    "nvidia-smi",
+    "keys create bob",
+    "partition set 0 cpx --gpu MI300X",
+    "catalogue ls",
+    "resize chat 3 GB",
+    "down --all",
+)
+
+
+@pytest.fixture(autouse=True)
+def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIMGPU_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AIMGPU_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("typed", RUNS)
+def test_what_can_be_meant_in_one_way_runs(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(shlex.split(typed)) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("typed", PASTED)
+def test_what_cannot_run_is_answered_with_a_line_that_works(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(shlex.split(typed)) != 0
+    answer = capsys.readouterr().err
+    lines = re.findall(r"(?:^  |`)(aimgpu [^`\n]+)", answer, re.MULTILINE)
+    assert lines, answer
+    _, command, *rest = shlex.split(lines[0])
+    assert find_entry(command) is not None
+    if command in ("run", "up", "pull"):
+        assert understand_model(rest[0]) == rest[0], "what is proposed is taken as it stands"
+    elif command in ("size", "catalogue", "keys", "gpus"):
+        assert run_command([command, *rest]) == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("resize chat 3 GB", "aimgpu resize chat --memory 3GB"),
+        ("chat code what is a GPU", "aimgpu run code 'what is a GPU'"),
+        ("size qwen3:8b --quant=q8_0", "aimgpu size qwen3:8b --precision=q8_0"),
+        ("size qwen3:8b --context 32k", "aimgpu size qwen3:8b --context 32768"),
+        ("down --all", "aimgpu down"),
+        ("up smollm2 --background", "aimgpu up smollm2 --detach"),
+        ("keys revoke bob", "aimgpu keys remove bob"),
+        ("help partition apply", "aimgpu partition apply --help"),
+    ],
+)
+def test_the_line_is_the_one_that_was_typed_with_one_thing_changed(
+    typed: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(shlex.split(typed)) != 0
+    assert f"Did you mean `{line}`?" in capsys.readouterr().err
+
+
+def test_gpus_of_the_maker_that_was_named_are_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["size", "smollm2", "--gpu", "RTX 6090"]) != 0
+    lines = re.findall(r"--gpu (\S+)", capsys.readouterr().err)
+    assert lines
+    assert all(line.startswith("RTX-") for line in lines)
+
+
+def test_a_stack_file_may_be_named_like_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my stack.yaml").write_text("models: {chat: {model: smollm2}}\n")
+    assert run_command(["plan", "my stack.yaml", "--gpu", "MI300X"]) == 0
+    assert "chat-0" in capsys.readouterr().out
+    assert run_command(["plan", "my stak.yaml", "--gpu", "MI300X"]) != 0
+    assert capsys.readouterr().err.endswith("hint: Did you mean `--file 'my stack.yaml'`?\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("size qwen3-8b --precision q4", "q4_k_m"),
+        ("size smollm2 --engine llama.cpp", "llamacpp"),
+        ("size smollm2 --engine VLM", "vllm"),
+    ],
+)
+def test_a_word_of_an_option_is_asked_about_and_then_works(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(typed)
+    assert run_command(words) != 0
+    assert f"Did you mean {meant}?" in capsys.readouterr().err
+    assert run_command([*words[:-1], meant]) == 0
+
+
+def test_a_model_without_a_network_is_one_line_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    assert run_command(["pull", "qwen3:8b"]) != 0
+    error = capsys.readouterr().err.splitlines()[-2:]
+    assert error[0].startswith("error: cannot fetch Qwen/Qwen3-8B-GGUF: http://127.0.0.1:9: ")
+    assert error[1].startswith("hint: Check the network")

@@ -1,0 +1,222 @@
+"""The machine: the fakes of `tests/control/world.py`, where each side effect may switch, fail, hang or crash."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.control.world import FakeEngine, FakeLauncher, FakeSleeper, FakeStore, Machine, size_by_name
+from tests.simulation.effects import SimEffects
+from tests.simulation.scheduler import Life, Scheduler
+
+from aimgpu.control.controller import Controller
+from aimgpu.control.dependencies import Dependencies, Timing
+from aimgpu.domain import Device, DeviceUsage, ProcessIdentity
+from aimgpu.engines.protocols import Health, LocalModel, Progress
+from aimgpu.errors import AimGpuError, EngineFailed, HardwareFailed, LedgerFull
+from aimgpu.isolation.chooser import MechanismChooser
+from aimgpu.ledger import Ledger
+
+TIMING = Timing(
+    load_timeout_seconds=30.0,
+    wake_timeout_seconds=20.0,
+    poll_seconds=0.5,
+    drain_seconds=2.0,
+    quiet_seconds=0.2,
+    grace_seconds=1.0,
+    ask_seconds=5.0,
+    silence_seconds=30.0,
+    restart_longest_seconds=20.0,
+    error_retry_seconds=10.0,
+    least_residency_seconds=0.0,
+)
+HANG_SECONDS = 40.0
+
+
+class Violation(AssertionError):
+    """Something that must always hold did not."""
+
+
+@dataclass(kw_only=True)
+class Fault:
+    """What happens at one of the coming side effects."""
+
+    in_effects: int
+    kind: str  # fail | hang | crash
+
+
+@dataclass(kw_only=True)
+class SimMachine(Machine):
+    scheduler: Scheduler
+    life: Life = field(default_factory=Life)
+    faults: list[Fault] = field(default_factory=list)
+
+    def tick(self) -> None:
+        self.effect(None)
+
+    def effect(self, error: Callable[[], AimGpuError] | None) -> None:
+        """A switching point; `error`: what the effect raises where it fails, None where it cannot."""
+        if self.scheduler.held:
+            return
+        self.scheduler.switch()
+        fault = self._take(may_fail=error is not None)
+        if fault is None:
+            return
+        if fault.kind == "crash":
+            self.scheduler.end(self.life)
+        elif fault.kind == "hang":
+            self.scheduler.block(None, self.scheduler.clock + HANG_SECONDS)
+        elif error is not None:
+            raise error()
+
+    def _take(self, *, may_fail: bool) -> Fault | None:
+        for fault in self.faults:
+            fault.in_effects -= 1
+        due = [one for one in self.faults if one.in_effects <= 0 and (may_fail or one.kind != "fail")]
+        if due:
+            self.faults.remove(due[0])
+            return due[0]
+        return None
+
+
+class SimLedger:
+    """Each write is a switching point before and after, and may find the disk full; a dead daemon writes nothing."""
+
+    _WRITES = frozenset(
+        {
+            "want", "unwant", "update", "note", "charge", "rebook", "resize", "note_enforcement", "release", "forget", "begin",
+            "finish", "amend", "keep_retry", "forget_retries",
+        }
+    )  # fmt: skip
+
+    def __init__(self, ledger: Ledger, machine: SimMachine) -> None:
+        self._ledger = ledger
+        self._machine = machine
+        self._life = machine.life
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self._ledger, name)
+        if name in ("held", "together"):
+            return lambda: self._transaction(target)
+        if name not in self._WRITES:
+            return target
+
+        def around(*args: Any, **kwargs: Any) -> Any:
+            machine = self._machine
+            machine.effect((lambda: LedgerFull("the disk is full")) if name == "charge" else None)
+            machine.scheduler.check_life(machine.scheduler.current)
+            result = target(*args, **kwargs)
+            if name == "release" and args[0] in machine.live():
+                raise Violation(f"{args[0]} was freed while its process runs")
+            machine.effect(None)
+            return result
+
+        return around
+
+    @contextmanager
+    def _transaction(self, target: Callable[[], Any]) -> Iterator[None]:
+        self._machine.scheduler.switch()
+        self._machine.scheduler.held += 1
+        try:
+            with target():
+                yield
+        finally:
+            self._machine.scheduler.held -= 1
+
+
+class SimLauncher(FakeLauncher):
+    _machine: SimMachine
+
+    def start(self, instance_id: str, command: Any, run_directory: Path) -> ProcessIdentity:
+        self._machine.effect(lambda: EngineFailed("it could not be started"))
+        return super().start(instance_id, command, run_directory)
+
+    def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
+        self._machine.effect(lambda: EngineFailed("it could not be stopped"))
+        super().stop(process, grace_seconds=grace_seconds)
+
+    def is_running(self, process: ProcessIdentity) -> bool:
+        self._machine.effect(None)
+        return super().is_running(process)
+
+
+class SimEngine(FakeEngine):
+    _machine: SimMachine
+
+    def check_health(self, run_directory: Path, api_key: str) -> Health:
+        self._machine.effect(lambda: EngineFailed("it answered 500"))
+        return super().check_health(run_directory, api_key)
+
+
+class SimSleeper(FakeSleeper):
+    _machine: SimMachine
+
+    def check_health(self, run_directory: Path, api_key: str) -> Health:
+        self._machine.effect(lambda: EngineFailed("it answered 500"))
+        return super().check_health(run_directory, api_key)
+
+    def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:
+        self._machine.effect(lambda: EngineFailed("it answered 500"))
+        super().sleep(run_directory, api_key, deep=deep)
+
+    def wake(self, run_directory: Path, api_key: str) -> None:
+        self._machine.effect(lambda: EngineFailed("it answered 500"))
+        super().wake(run_directory, api_key)
+
+
+class SimStore(FakeStore):
+    def __init__(self, machine: SimMachine) -> None:
+        self._machine = machine
+
+    def fetch(self, model: str, progress: Progress) -> LocalModel:
+        self._machine.effect(lambda: EngineFailed("it could not be fetched"))
+        return super().fetch(model, progress)
+
+
+class SimHardware:
+    """The simulated GPUs; each read and each change is an effect."""
+
+    def __init__(self, machine: SimMachine) -> None:
+        self._machine = machine
+        self._hardware = machine.hardware
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hardware, name)
+
+    def read_devices(self) -> tuple[Device, ...]:
+        self._machine.effect(lambda: HardwareFailed("the driver does not answer"))
+        return self._hardware.read_devices()
+
+    def read_usage(self) -> tuple[DeviceUsage, ...]:
+        self._machine.effect(lambda: HardwareFailed("the driver does not answer"))
+        return self._hardware.read_usage()
+
+    def apply_layout(self, device_id: str, layout: str, *, reload_driver: bool = False) -> Device:
+        self._machine.effect(lambda: HardwareFailed("the driver refused"))
+        device = self._hardware.apply_layout(device_id, layout, reload_driver=reload_driver)
+        self._machine.effect(lambda: HardwareFailed("the driver gave up half-way"))
+        return device
+
+
+def boot(machine: SimMachine) -> tuple[Controller, Ledger]:
+    """A new life of the daemon on this machine."""
+    machine.life = Life()
+    ledger = Ledger.open(machine.root / "ledger.sqlite3")
+    engines: Any = {"llamacpp": SimEngine(machine), "sleeper": SimSleeper(machine)}
+    hardware, wrapped, store = SimHardware(machine), SimLedger(ledger, machine), SimStore(machine)
+    given: Any = {"hardware": hardware, "ledger": wrapped, "models": store}
+    controller = Controller(
+        Dependencies(
+            **given,
+            isolator=MechanismChooser(),
+            engines=engines,
+            launchers={"process": SimLauncher(machine)},
+            size=size_by_name,
+            runs=machine.root / "runs",
+            node="here",
+            timing=TIMING,
+            effects=SimEffects(machine.scheduler, machine.life),
+        )
+    )
+    return controller, ledger

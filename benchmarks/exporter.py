@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from tests.hardware.emulation.emulated import EmulatedGpu, EmulatedProcess
+from tests.hardware.emulation.sysfs_tree import EmulatedMachine, lay_out, write_tree
 
 from aimgpu.control.observation import MachineObserver, ObservedLedger
 from aimgpu.domain import (
@@ -33,8 +35,6 @@ from aimgpu.gateway.routes import RouteTable, ServedModel
 from aimgpu.gateway.slo_monitor import SloMonitor
 from aimgpu.hardware.amd import AmdHardware, Sysfs
 from aimgpu.hardware.simulated import find_product
-from aimgpu.hardware.simulated.emulated import EmulatedGpu, EmulatedProcess
-from aimgpu.hardware.simulated.sysfs_tree import EmulatedMachine, lay_out, write_tree
 from aimgpu.ledger import Ledger
 from aimgpu.monitoring.exporter import Exporter, MetricSources
 from aimgpu.monitoring.exposition import count_series

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.hardware.emulation.emulated import EmulatedGpu, EmulatedProcess
+from tests.hardware.emulation.sysfs_tree import EmulatedMachine, lay_out, write_tree
+
 from aimgpu.hardware.amd import AmdHardware, Sysfs
 from aimgpu.hardware.simulated import SimulatedHardware, find_product
-from aimgpu.hardware.simulated.emulated import EmulatedGpu, EmulatedProcess
-from aimgpu.hardware.simulated.sysfs_tree import EmulatedMachine, lay_out, write_tree
 from benchmarks.recording import write_result
 
 GPUS, PARTITIONS = 8, 8

@@ -144,6 +144,13 @@ def read_tree(root: int, proc: Path = PROC) -> frozenset[int]:
     return frozenset(tree)
 
 
+def read_host_memory() -> tuple[int, int]:
+    """Bytes of this machine's memory, and how many of them a new program could use."""
+    lines = (line.split() for line in (PROC / "meminfo").read_text(encoding="ascii").splitlines())
+    kibibytes = {line[0]: int(line[1]) for line in lines}
+    return kibibytes["MemTotal:"] * 1024, kibibytes["MemAvailable:"] * 1024
+
+
 def read_environment(pid: int) -> Mapping[str, str]:
     """The environment it was started with; empty when it is gone, another user's, or in the middle of an exec."""
     try:

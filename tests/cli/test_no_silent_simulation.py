@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from tests.hardware.emulation.kernel import EmulatedKernel
 from tests.hardware.emulation.namespace import aimgpu_on
+from tests.hardware.emulation.sysfs_tree import write_tree
 
 from aimgpu.control.stack.stack_file import GpuChoice
 from aimgpu.errors import HardwareUnavailable
 from aimgpu.hardware.combined import CombinedHardware
 from aimgpu.hardware.protocols import Finding
-from aimgpu.hardware.simulated.sysfs_tree import write_tree
 from aimgpu.home import Home
 from aimgpu.wiring import choose_hardware, real_backends, refuse_in_place_of
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from tests.hardware.emulation.kernel import EmulatedKernel
 from tests.hardware.emulation.namespace import COMPUTE_DRIVER, aimgpu_on
+from tests.hardware.emulation.sysfs_tree import write_tree
 from tools import record_device
 
 from aimgpu.errors import PlacementRefused
 from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.amd.recording import RecordedSysfs
-from aimgpu.hardware.simulated.sysfs_tree import write_tree
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting another /sys needs root")
 STACK = "models: {chat: {model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, gpu: {memory: 9GiB}}}\n"

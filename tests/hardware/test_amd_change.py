@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.hardware.emulation.kernel import EmulatedKernel, KernelReloader, TreeSysfs
+from tests.hardware.emulation.sysfs_tree import pci_path
 
 from aimgpu.errors import (
     AimGpuError,
@@ -26,7 +27,6 @@ from aimgpu.hardware.amd.command import CommandResult
 from aimgpu.hardware.amd.reload import ModprobeReloader, ReloadWay, SelfReload, SmiReloader, choose_reloader, reload_way
 from aimgpu.hardware.amd.writers import SmiWriter
 from aimgpu.hardware.simulated import find_product
-from aimgpu.hardware.simulated.sysfs_tree import pci_path
 
 GPU0 = "amd-1122334455660000"
 ALL_CAPABILITIES, DOCKERS_CAPABILITIES = 0x1FFFFFFFFFF, 0xA80425FB

@@ -12,11 +12,11 @@ import pytest
 from tests.hardware.emulation.fuse import mounted
 from tests.hardware.emulation.kernel import EmulatedKernel
 from tests.hardware.emulation.namespace import aimgpu_on
+from tests.hardware.emulation.sysfs_tree import pci_path
 from tests.hardware.emulation.tools import why_not
 
 from aimgpu.errors import DriverReloadNeeded, PartitionBusy, UnknownLayout
 from aimgpu.hardware.simulated import find_product
-from aimgpu.hardware.simulated.sysfs_tree import pci_path
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tests.hardware.contract import check_reading, check_usage
 from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
+from tests.hardware.emulation.sysfs_tree import lay_out, pci_path, write_tree
 
 from aimgpu.domain import Ask, Memory, Refusal
 from aimgpu.hardware.amd import AmdHardware, AmdSmi, Sysfs
 from aimgpu.hardware.protocols import Finding
 from aimgpu.hardware.simulated import find_product
-from aimgpu.hardware.simulated.sysfs_tree import lay_out, pci_path, write_tree
 from aimgpu.placement import DeviceState, NodeState, Snapshot
 from aimgpu.placement.decide import decide
 from aimgpu.placement.preemption.planner import plan_all

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.hardware.contract import check_identity, check_reading, check_usage
 from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
+from tests.hardware.emulation.sysfs_tree import pci_path
 
 from aimgpu.hardware.amd import AmdHardware, AmdSmi, Sysfs
 from aimgpu.hardware.amd.recording import RecordedSysfs, record_amd
 from aimgpu.hardware.amd.sysfs import parse_int, parse_modes, parse_properties
 from aimgpu.hardware.amd.topology import NODES, read_nodes
 from aimgpu.hardware.amd.vram import PROCESSES
-from aimgpu.hardware.simulated.sysfs_tree import pci_path
 
 SMI = AmdSmi(Path("/opt/rocm/bin/amd-smi"))
 EXTREMES = ["0", "1", "4294967295", "18446744073709551615", "9" * 30, "9" * 6000, "0x10", "1.5", "-3", "many"]

@@ -4,14 +4,14 @@ from collections.abc import Collection
 
 import pytest
 from tests.hardware.contract import check_identity, check_reading, check_usage
+from tests.hardware.emulation.emulated import TreeStyle
 from tests.hardware.emulation.kernel import EmulatedKernel, KernelReloader, TreeSysfs
+from tests.hardware.emulation.sysfs_tree import pci_path
 
 from aimgpu.control.snapshots import foreign_bytes
 from aimgpu.errors import UnknownLayout
 from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.amd.topology import NODES
-from aimgpu.hardware.simulated.emulated import TreeStyle
-from aimgpu.hardware.simulated.sysfs_tree import pci_path
 from aimgpu.units import GIB
 
 GPU0 = "amd-1122334455660000"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
+from tests.hardware.emulation.sysfs_tree import lay_out, pci_path, write_tree
 
 from aimgpu.hardware.amd import AmdHardware, Sysfs
-from aimgpu.hardware.simulated.sysfs_tree import lay_out, pci_path, write_tree
 
 GPUS = 4
 

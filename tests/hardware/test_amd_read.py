@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 from tests.hardware import contract
+from tests.hardware.emulation.emulated import TreeStyle
 from tests.hardware.emulation.kernel import EmulatedKernel, KernelReloader, TreeSysfs
+from tests.hardware.emulation.sysfs_tree import pci_path
 
 from aimgpu.errors import HardwareUnavailable
 from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.simulated import SimulatedHardware, known_products
-from aimgpu.hardware.simulated.emulated import TreeStyle
-from aimgpu.hardware.simulated.sysfs_tree import pci_path
 
 AMD_PARTS = [part.name for part in known_products() if part.chip]
 STYLES = {

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.hardware import contract
+from tests.hardware.emulation.emulated import TreeStyle
 from tests.hardware.emulation.kernel import EmulatedKernel, TreeSysfs
 from tools.record_device import write_recording
 
@@ -12,7 +13,6 @@ from aimgpu.errors import NotAllowed
 from aimgpu.hardware.amd import AmdHardware
 from aimgpu.hardware.amd.change import Patience
 from aimgpu.hardware.amd.recording import RecordedSysfs, record_amd, summarize_amd
-from aimgpu.hardware.simulated.emulated import TreeStyle
 
 RECORDED = sorted((Path(__file__).parents[1] / "recordings").glob("amd-*.json"))
 

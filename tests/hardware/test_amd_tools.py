@@ -13,6 +13,7 @@ from tests.downloads import DownloadFailed
 from tests.hardware import contract
 from tests.hardware.emulation.fuse import mounted
 from tests.hardware.emulation.kernel import EmulatedKernel, KernelReloader
+from tests.hardware.emulation.sysfs_tree import write_tree
 from tests.hardware.emulation.tools import TOOL_SETS, ToolRoom, ToolSet, tool_room, unpack, why_not
 
 from aimgpu.domain import Device, Layout
@@ -22,7 +23,6 @@ from aimgpu.hardware.amd.change import Patience
 from aimgpu.hardware.amd.gpus import read_gpus
 from aimgpu.hardware.amd.writers import SmiWriter
 from aimgpu.hardware.simulated import SimulatedHardware, known_products
-from aimgpu.hardware.simulated.sysfs_tree import write_tree
 from aimgpu.units import MIB
 
 REASON = why_not()

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.node import Node
+from tests.hardware.emulation.emulated import EmulatedGpu
+from tests.hardware.emulation.sysfs_tree import EmulatedMachine, Tree, lay_out, write_tree
 from tests.native.conftest import Toolchain
 
 from aimgpu.hardware.simulated import find_product
-from aimgpu.hardware.simulated.emulated import EmulatedGpu
-from aimgpu.hardware.simulated.sysfs_tree import EmulatedMachine, Tree, lay_out, write_tree
 from aimgpu.hardware.software.state import DriverState
 from aimgpu.units import GIB
 

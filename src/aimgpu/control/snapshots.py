@@ -1,9 +1,8 @@
 """One look at the machine and the ledger, as placement wants it."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-
-import psutil
 
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.effects import Effects
@@ -12,6 +11,7 @@ from aimgpu.domain import Ask, Device, DeviceUsage, Grant, Instance
 from aimgpu.errors import AimGpuError
 from aimgpu.placement import DeviceState, NodeState, Snapshot
 from aimgpu.placement.snapshot import UNKNOWN_PARTITION
+from aimgpu.procfs import read_host_memory
 from aimgpu.units import GIB
 
 _DRIVERS_OWN_BYTES = GIB  # an idle MI300X was seen to use 297 MiB, and each process adds page tables
@@ -102,12 +102,12 @@ def _found(found: Reading | AimGpuError) -> Reading:
 def this_node(name: str, states: tuple[DeviceState, ...], running: Iterable[Ask] = ()) -> NodeState:
     """This machine, with the CPU and memory that it has, less what running instances asked for of them."""
     asks = list(running)
-    cores = psutil.cpu_count()
+    cores = os.cpu_count()
     return NodeState(
         name=name,
         devices=states,
         cpu_millis=cores * 1000 if cores else None,
-        host_memory_bytes=int(psutil.virtual_memory().total),
+        host_memory_bytes=read_host_memory()[0],
         used_cpu_millis=sum(ask.cpu_millis for ask in asks),
         used_host_memory_bytes=sum(ask.host_memory_bytes for ask in asks),
     )

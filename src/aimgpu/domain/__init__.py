@@ -22,7 +22,7 @@ from aimgpu.domain.deployment import (
 )
 from aimgpu.domain.device import Device, Layout, Partition, Vendor
 from aimgpu.domain.footprint import Exactness, Footprint, Growth, LargerService, Term
-from aimgpu.domain.grant import Grant, Level
+from aimgpu.domain.grant import LEAST_LEVEL, Grant, Level
 from aimgpu.domain.objective import ServiceObjective
 from aimgpu.domain.placement import Decision, DeviceReason, Placement, Refusal, Slot
 from aimgpu.domain.queueing import ByClass, QueueSettings
@@ -30,6 +30,7 @@ from aimgpu.domain.slices import SliceProfile
 from aimgpu.domain.usage import DeviceUsage, ForeignProcess
 
 __all__ = [
+    "LEAST_LEVEL",
     "Adapter",
     "Ask",
     "Auto",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from aimgpu.domain.ask import Priority
+from aimgpu.domain.ask import IsolationRequirement, Priority
 
 
 class Level(StrEnum):
@@ -28,6 +28,14 @@ _RANKS = {
     Level.DRIVER: 3,
     Level.HARDWARE: 4,
 }  # asked for at every Partition
+
+# The weakest level that meets a requirement.
+LEAST_LEVEL = {
+    IsolationRequirement.HARDWARE: Level.HARDWARE,
+    IsolationRequirement.ENFORCED: Level.RUNTIME,
+    IsolationRequirement.ADVISORY: Level.ADVISORY,
+    IsolationRequirement.NONE: Level.NONE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

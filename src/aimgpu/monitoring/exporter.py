@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aimgpu.control.observation import Observation
-from aimgpu.domain import Grant, Instance, IsolationRequirement, Level
+from aimgpu.domain import LEAST_LEVEL, Grant, Instance, IsolationRequirement
 from aimgpu.monitoring.engine_metrics import EngineReading
 from aimgpu.monitoring.exposition import CONTENT_TYPE, Exposition, Row
 from aimgpu.placement.fit import ungranted_bytes
@@ -24,12 +24,6 @@ Scores = Mapping[str, Any]
 _Rows = Iterator[Row]
 _UNKNOWN_PARTITION = ""
 _LAYOUTS_SECONDS = 60.0  # a change that was made by other means than ours is seen at the latest after so long
-_LEAST = {
-    IsolationRequirement.HARDWARE: Level.HARDWARE,
-    IsolationRequirement.ENFORCED: Level.RUNTIME,
-    IsolationRequirement.ADVISORY: Level.ADVISORY,
-    IsolationRequirement.NONE: Level.NONE,
-}
 
 
 class ObserveMachine(Protocol):
@@ -205,7 +199,7 @@ def _instance_rows(seen: Observation) -> _Rows:
 def _grant_rows(grant: Grant, labels: tuple[str, ...], wanted: IsolationRequirement) -> _Rows:
     yield "aim_model_memory_bytes", labels, grant.memory_bytes
     yield "aim_model_enforcement_level", (*labels, grant.level.value, grant.mechanism or "pending"), 1
-    yield "aim_model_isolation_met", (*labels, wanted.value), int(grant.level.rank >= _LEAST[wanted].rank)
+    yield "aim_model_isolation_met", (*labels, wanted.value), int(grant.level.rank >= LEAST_LEVEL[wanted].rank)
 
 
 def _tenant_rows(seen: Observation, instance: Instance, labels: tuple[str, ...]) -> _Rows:

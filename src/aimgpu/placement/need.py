@@ -2,16 +2,9 @@
 
 from dataclasses import dataclass
 
-from aimgpu.domain import Ask, Auto, Fraction, IsolationRequirement, Level, Memory, PartitionKind, Whole
+from aimgpu.domain import LEAST_LEVEL, Ask, Auto, Fraction, IsolationRequirement, Level, Memory, PartitionKind, Whole
 from aimgpu.errors import InvalidInput
 from aimgpu.units import PPM
-
-LEAST_LEVEL = {
-    IsolationRequirement.HARDWARE: Level.HARDWARE,
-    IsolationRequirement.ENFORCED: Level.RUNTIME,
-    IsolationRequirement.ADVISORY: Level.ADVISORY,
-    IsolationRequirement.NONE: Level.NONE,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

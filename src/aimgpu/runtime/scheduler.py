@@ -1,19 +1,17 @@
 """Many models on the partitions of one GPU, with exact accounting."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import TracebackType
 from typing import Self
-
-import psutil
 
 from aimgpu.control.snapshots import foreign_bytes
 from aimgpu.domain import Ask, Device, Grant, Level, Memory, Priority, Refusal
 from aimgpu.errors import AimGpuError, InvalidInput, NotFound, NotInitialized
 from aimgpu.placement import DeviceState, NodeState, ReasonCode, Snapshot
 from aimgpu.placement.decide import decide
+from aimgpu.procfs import read_tree
 from aimgpu.runtime.accounting import accounting_problems
 from aimgpu.runtime.partitioner import MemoryPartition, ROCmPartitioner, RuntimePartitioner, find_partition, memory_partitions
 from aimgpu.runtime.priorities import parse_priority
@@ -244,9 +242,7 @@ class ModelScheduler:
     def _processes(self) -> Iterator[tuple[int, Grant]]:
         for model in self._models.values():
             if model.pid is not None:
-                yield model.pid, model.grant
-                with suppress(psutil.Error):
-                    yield from ((child.pid, model.grant) for child in psutil.Process(model.pid).children(recursive=True))
+                yield from ((pid, model.grant) for pid in {model.pid, *read_tree(model.pid)})
 
 
 def _again(known: ModelInstance, precision: str) -> Scheduled:

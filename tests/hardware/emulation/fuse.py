@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.hardware.emulation.kernel import WRITABLE, EmulatedKernel
-
-from aimgpu.hardware.simulated.sysfs_tree import Link, relative_target
+from tests.hardware.emulation.sysfs_tree import Link, relative_target
 
 _IN_HEADER = struct.Struct("<IIQQIIII")
 _OUT_HEADER = struct.Struct("<IiQ")

@@ -5,11 +5,12 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from tests.hardware.emulation.emulated import EmulatedGpu, EmulatedProcess, TreeStyle
+from tests.hardware.emulation.sysfs_tree import EmulatedMachine, Link, Tree, lay_out
+
 from aimgpu.hardware.amd import modes
 from aimgpu.hardware.amd.sysfs import Sysfs
 from aimgpu.hardware.simulated import find_product
-from aimgpu.hardware.simulated.emulated import EmulatedGpu, EmulatedProcess, TreeStyle
-from aimgpu.hardware.simulated.sysfs_tree import EmulatedMachine, Link, Tree, lay_out
 
 WRITABLE = ("current_compute_partition", "current_memory_partition", "xcp_config", "compute_partition_mem_alloc_mode")
 

@@ -10,8 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.instance.cancellable import Cancelled, call_cancellable
@@ -25,6 +23,7 @@ from aimgpu.engines.ownership import EngineOwner, expecting
 from aimgpu.engines.protocols import HealthState, Sleeper
 from aimgpu.errors import AimGpuError, EngineFailed, ShareInUse
 from aimgpu.isolation.protocols import Resizer
+from aimgpu.procfs import read_host_memory
 from aimgpu.units import GIB, format_bytes
 
 _ANSWERS = frozenset({HealthState.READY, HealthState.SLEEPING})
@@ -104,7 +103,7 @@ class InPlace:
 
     def _host_is_short(self, instance: Instance) -> bool:
         needed = instance.sleep_footprint.host_bytes if instance.sleep_footprint else 0
-        return needed > 0 and int(psutil.virtual_memory().available) < needed + _HOST_RESERVE_BYTES
+        return needed > 0 and read_host_memory()[1] < needed + _HOST_RESERVE_BYTES
 
     def _measure(self, instance: Instance) -> Mapping[str, int]:
         """Bytes that its processes hold by GPU, where the driver reports them; an estimate alone could be too low."""

@@ -3,11 +3,10 @@
 from aimgpu.control.plan.asleep import sleep_footprint_of
 from aimgpu.control.plan.prepared import revision_of
 from aimgpu.control.plan.steps import Register, Start
-from aimgpu.domain import Deployment, Instance, InstanceState, Level, Slot
+from aimgpu.domain import LEAST_LEVEL, Deployment, Instance, InstanceState, Level, Slot
 from aimgpu.engines.protocols import Engine
 from aimgpu.errors import HardwareUnavailable, PlacementRefused
 from aimgpu.placement import DeviceState, Snapshot
-from aimgpu.placement.need import LEAST_LEVEL
 
 GONE_HINT = "`aimgpu gpus` shows what is there, `aimgpu doctor` what is wrong. Then try again."
 GONE_PAGE_HINT = "The GPUs on the page of models are those that answer. Then try again."

@@ -5,12 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import psutil
-
 from aimgpu.control.sizing_inputs.measurements import MeasurementFile
 from aimgpu.domain import Exactness, Footprint, Instance, Term
 from aimgpu.errors import AimGpuError
 from aimgpu.hardware.protocols import UsageReader
+from aimgpu.procfs import read_tree
 from aimgpu.sizing.correction import Measurement
 from aimgpu.sizing.listed import NAME as LISTED
 from aimgpu.sizing.log_lines import read_log_lines
@@ -34,7 +33,7 @@ class MemoryLearner:
             found = read_log_lines(instance.engine, lines)
             found |= self._startup_bytes(instance, footprint, found)
             self.measurements.add(self._compare(instance, footprint, found))
-        except (AimGpuError, OSError, psutil.Error) as error:
+        except (AimGpuError, OSError) as error:
             log.warning("measurement.failed", extra={"data": {"instance": instance.id, "error": str(error)}})
 
     def note_shortfall(self, instance: Instance, footprint: Footprint, missing_bytes: int) -> None:
@@ -76,8 +75,7 @@ class MemoryLearner:
     def _counted_bytes(self, instance: Instance) -> int | None:
         if instance.process is None or len(instance.grants) != 1:
             return None
-        process = psutil.Process(instance.process.pid)
-        pids = {process.pid, *(child.pid for child in process.children(recursive=True))}
+        pids = read_tree(instance.process.pid)
         usage = (one for one in self.usage.read_usage() if one.device_id == instance.grants[0].device_id)
         sizes = [seen.memory_bytes for one in usage for seen in one.processes if seen.pid in pids and seen.memory_bytes]
         return sum(sizes) or None

@@ -1,6 +1,6 @@
-"""Devices that are not there, behaving as the hardware does: specifications, legal Layouts, refusals.
+"""Devices that are not there, behaving as the hardware does: specifications, legal layouts, refusals.
 
-Start at `SimulatedHardware`. `parts` holds the figures, `state` what is remembered, `holders` who is in the way.
+Start at `SimulatedHardware`. `products` holds the figures, `state` what is remembered, `holders` who is in the way.
 """
 
 from aimgpu.hardware.simulated.hardware import SimulatedHardware

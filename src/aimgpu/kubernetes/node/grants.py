@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aimgpu.domain import (
+    LEAST_LEVEL,
     Device,
     Grant,
     Instance,
@@ -28,12 +29,6 @@ log = logging.getLogger(__name__)
 
 REGION_MODE = 0o666  # containers may run as any user, and write what they use
 _LISTS = ("VISIBLE_DEVICES", "PARTITION_ID", "STABLE_ID", "XCD_ID", "DEVICE")  # endings of variables that name devices
-_LEAST = {
-    IsolationRequirement.HARDWARE: Level.HARDWARE,
-    IsolationRequirement.ENFORCED: Level.RUNTIME,
-    IsolationRequirement.ADVISORY: Level.ADVISORY,
-    IsolationRequirement.NONE: Level.NONE,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +153,7 @@ class NodeGrants:
                     memory_bytes=partition.memory_bytes if slot.memory_bytes is None else slot.memory_bytes,
                     compute_ppm=slot.compute_ppm,
                     priority=tenant.priority,
-                    level=_LEAST[tenant.isolation],
+                    level=LEAST_LEVEL[tenant.isolation],
                     exclusive=slot.exclusive,
                 )
             )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from aimgpu.hardware.simulated.emulated import EmulatedGpu, EmulatedProcess, TreeStyle
+from tests.hardware.emulation.emulated import EmulatedGpu, EmulatedProcess, TreeStyle
 
 KFD = "class/kfd/kfd"
 NODES = f"{KFD}/topology/nodes"

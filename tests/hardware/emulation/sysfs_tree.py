@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.hardware.emulation import kfd_tree
+from tests.hardware.emulation.emulated import DRM_DEVICES_EACH, EmulatedGpu, EmulatedProcess, TreeStyle
+
 from aimgpu.hardware.amd import modes
-from aimgpu.hardware.simulated import kfd_tree
-from aimgpu.hardware.simulated.emulated import DRM_DEVICES_EACH, EmulatedGpu, EmulatedProcess, TreeStyle
 
 
 @dataclass(frozen=True, slots=True)

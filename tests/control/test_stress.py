@@ -104,8 +104,9 @@ def settle(controller: Controller) -> None:
     """Until no death is left to notice and nothing is being started."""
     for _ in range(100):
         lost = controller.supervise(wait=True)
-        busy = [one for one in controller.instances() if one.state in (InstanceState.QUEUED, InstanceState.LOADING)]
-        if not lost and not busy and controller._operations == 0:
+        busy = controller.is_busy  # before the instances: what it starts is seen there
+        starting = [one for one in controller.instances() if one.state in (InstanceState.QUEUED, InstanceState.LOADING)]
+        if not (lost or busy or starting):
             return
         time.sleep(0.05)
     pytest.fail(f"does not settle: {controller.instances()}")

@@ -4,7 +4,8 @@ A plan is committed under the planning lock (what is wanted, what can be charged
 nothing is locked while an engine drains or loads.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -93,6 +94,12 @@ class Applier:
         self._reservations = reservations
         self._statistics = statistics
         self._lock = lock
+        self._open: set[int] = set()  # from the commit until the ledger has its end
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an operation is committed and not closed."""
+        return bool(self._open)
 
     # --- with the lock ---
 
@@ -112,6 +119,7 @@ class Applier:
             self._close(operation)
             raise
         self._reservations.begin_ending(_ended(plan))
+        self._open.add(operation.id)
         return operation
 
     def commit_all(self, plans: Sequence[Plan], snapshot: Snapshot) -> list[CommittedPlan]:
@@ -202,9 +210,18 @@ class Applier:
             else:
                 self._ledger.want(before)
 
+    def close_left_open(self) -> None:
+        """What could not be written at the end of an operation, as on a full disk, is written later."""
+        for one in self._ledger.operations():
+            if one.id not in self._open:
+                self._ledger.finish(one.id)
+
     def _close(self, operation: CommittedPlan) -> None:
         self._let_go(operation)
-        self._ledger.finish(operation.id)
+        try:
+            self._ledger.finish(operation.id)
+        finally:
+            self._open.discard(operation.id)
 
     def _let_go(self, operation: CommittedPlan) -> None:
         for index in range(len(operation.plan.chains)):
@@ -219,14 +236,27 @@ class Applier:
     def run(self, operation: CommittedPlan, emit: Emit) -> PlanOutcome:
         """Chains side by side, the stages of each in order. An error is in the outcome, with what was undone for it."""
         outcome = PlanOutcome()
-        calls = [_ChainRun(self, operation, index, outcome, emit) for index in range(len(operation.plan.chains))]
-        errors = [error for error in side_by_side(calls, "chain", self._effects) if error is not None]
-        with self._lock:
+        with self.closing(operation):
+            calls = [_ChainRun(self, operation, index, outcome, emit) for index in range(len(operation.plan.chains))]
+            errors = [error for error in side_by_side(calls, "chain", self._effects) if error is not None]
             if not errors:
-                self._ledger.want(*operation.plan.keeps)
-            self._close(operation)
+                self._keep(operation.plan.keeps)
         outcome.error = errors[0] if errors else None
         return outcome
+
+    def _keep(self, changed: Sequence[Deployment]) -> None:
+        """What was released meanwhile stays released."""
+        with self._lock:
+            self._ledger.want(*(item for item in changed if self._ledger.deployment(item.name) is not None))
+
+    @contextmanager
+    def closing(self, operation: CommittedPlan) -> Iterator[None]:
+        """However it ends, the operation is closed then."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._close(operation)
 
     def end_all(self, steps: Sequence[End], emit: Emit) -> list[bool]:
         """Side by side; for each, False where requests kept it busy."""
@@ -389,8 +419,8 @@ class _ChainRun:
             self._outcome.lost += self._ended
             try:
                 self._undo()
-            except AimGpuError as second:  # the operation is closed all the same: what it holds must not stay blocked
-                text = f"what was half-done could not be undone: {second.message}"
+            except Exception as second:  # noqa: BLE001 - other chains go on, and the operation is closed all the same
+                text = f"what was half-done could not be undone: {second}"
                 self._emit(Event(kind=EventKind.STEP, text=text))
             return error
         return None

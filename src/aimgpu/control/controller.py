@@ -96,7 +96,6 @@ class Controller:
             recent_preemptions=self._recent_preemptions,
         )
         self._placer = Placer(dependencies, parts)
-        self._operations = 0
         self._logs_bounded_at = -math.inf
         self._heal_at: dict[str, float] = {}
         self._diverged: dict[str, tuple[str, ...]] = {}  # at the last look
@@ -140,6 +139,11 @@ class Controller:
         """Until a deployment is due to be tried again; infinite where none is. From memory."""
         return self._restarts.next_seconds()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an operation is under way, or something in the background that may begin one."""
+        return self._restarts.busy or self._repairs.busy or self._background.busy or self._applier.is_busy
+
     # --- changing ---
 
     def apply(  # noqa: PLR0913 - what `up` can ask for
@@ -166,7 +170,7 @@ class Controller:
             if not dry_run:
                 self._count(plan, None)
             return ApplyResult(plan=plan, instances=self._of(names))
-        self._restarts.forget({name: retry for name, retry in known.items() if name not in plan.queued})
+        self._forget(operation, {name: retry for name, retry in known.items() if name not in plan.queued})
         operation.gives_up = (
             frozenset(names) - served - {name for name, retry in known.items() if retry.retry_at_ms is not None}
         )
@@ -340,7 +344,7 @@ class Controller:
         self._restarts.close(deadline - self._effects.now())
         self._repairs.close(max(0.0, deadline - self._effects.now()))
         self._background.close(max(0.0, deadline - self._effects.now()))
-        while self._operations and self._effects.now() < deadline:
+        while self._applier.is_busy and self._effects.now() < deadline:
             self._effects.pause(0.01)
         self._ledger.close()
 
@@ -372,13 +376,7 @@ class Controller:
 
     def _run(self, operation: CommittedPlan, emit: Emit) -> PlanOutcome:
         """Without the lock; raises what went wrong, once what it stopped was started again."""
-        with self._lock:
-            self._operations += 1
-        try:
-            outcome = self._applier.run(operation, emit)
-        finally:
-            with self._lock:
-                self._operations -= 1
+        outcome = self._applier.run(operation, emit)
         self._count(operation.plan, outcome)
         wanted = {deployment.name for deployment in self.deployments()}
         names = [name for name in (*operation.plan.restarts, *outcome.lost) if name in wanted]
@@ -389,6 +387,13 @@ class Controller:
         return outcome
 
     # --- smaller ---
+
+    def _forget(self, operation: CommittedPlan, known: dict[str, Retry]) -> None:
+        try:
+            self._restarts.forget(known)
+        except BaseException:  # then it is not carried out either
+            with self._applier.closing(operation):
+                raise
 
     def _recent_preemptions(self) -> int:
         return self.statistics.preemptions_since(self._effects.now() - _HOUR_SECONDS)
@@ -460,10 +465,12 @@ class Controller:
             return
         self._diverged_at = now
         with self._lock:
-            idle = not self._operations and not self._restarts.busy and not self._ending.is_set()
+            idle = not self._applier.is_busy and not self._restarts.busy and not self._ending.is_set()
             recorded = {retry.deployment for retry in self.waiting()}
             found = find_diverged(self.deployments(), self.instances(), recorded) if idle else {}
             abandoned = find_abandoned(self.instances()) if idle else ()
+            if idle:
+                self._applier.close_left_open()
         for instance in (one for one in abandoned if one in self._abandoned and self._lifecycle.is_idle(one.id)):
             self._end_abandoned(instance, emit)
         names = [name for name in still_diverged(self._diverged, found) if self.waiting_for(name) is None]
@@ -513,7 +520,7 @@ class Controller:
             wanted = {deployment.name for deployment in self.deployments()}
             left = [one for one in self.instances() if one.deployment not in wanted]
             left = [one for one in left if not self._reservations.is_ending(one.id)]
-            if not left or self._operations:
+            if not left or self._applier.is_busy:
                 return
             plan = Plan(operation="release", chains=tuple((Release.of(one),) for one in left))
             operation = self._applier.commit(plan, _NOTHING)

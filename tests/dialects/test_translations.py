@@ -11,7 +11,7 @@ from tests.gateway.conftest import Serve
 from tests.gateway.scripted_engine import Asked, ScriptedEngine, answer_json
 
 from aimgpu.gateway.auth import Caller, KeyTable
-from aimgpu.gateway.dialects.openai.passed import read_form
+from aimgpu.gateway.forms import read_form
 from aimgpu.gateway.routes import ModelCard
 
 MESSAGE = {"model": "chat", "max_tokens": 10, "messages": [{"role": "user", "content": "Hello."}]}

@@ -34,6 +34,7 @@ class TestRoutes(RouteTable):
         signals: tuple[Any, ...] = (),
         instance: str | None = None,
         cache_field: str | None = None,
+        names: tuple[str, ...] = (),
         **fields: Any,
     ) -> None:
         backends = tuple(
@@ -46,6 +47,8 @@ class TestRoutes(RouteTable):
                 takes_priority=takes_priority,
                 signals=signals,
                 cache_field=cache_field,
+                name=names[0] if names else None,
+                other_names={f"{name}:{other}": other for other in names[1:]},
             )
             for index, engine in enumerate(engines)
         )

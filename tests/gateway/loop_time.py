@@ -89,7 +89,7 @@ class Spent:
 def serve_once(served: Served) -> Spent:
     """The CPU time of the thread that serves this one request, its answer included."""
     upstream = GivenUpstream(served.answer, served.answer_type)
-    backend = Backend(instance_id="chat-0", url="http://127.0.0.1:1", api_key="", slots=4, cache_field="cache_prompt")
+    backend = Backend(instance_id="chat-0", url="http://127.0.0.1:1", api_key="", slots=4, cache_field="cache_prompt", name="m")
     model = ServedModel(
         name="chat",
         model="m",

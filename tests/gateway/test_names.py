@@ -1,19 +1,22 @@
 """One model under several names, with Ollama's tag or without, and for callers that name none."""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.gateway.calling import CHAT, call, chat
+from tests.gateway.calling import CHAT, call, chat, eventually
 from tests.gateway.conftest import Serve
 from tests.gateway.scripted_engine import Asked, ScriptedEngine, answer_json, polite
 
 from aimgpu.errors import InvalidRequest
 from aimgpu.gateway.auth import Caller, KeyTable
-from aimgpu.gateway.dialects.openai.passed import name_model, read_form
+from aimgpu.gateway.forms import name_model, read_form
+from aimgpu.gateway.routes import Arrival
 from aimgpu.keyfile import hash_key
 
 FORM = "multipart/form-data; boundary=x"
-NAMES: dict[str, Any] = {"aliases": ("gpt-4o-mini", "qwen3:8b"), "name_at_engine": "chat"}
+NAMES: dict[str, Any] = {"aliases": ("gpt-4o-mini", "qwen3:8b"), "names": ("chat",)}
 
 
 def form(*fields: tuple[str, str], file: bytes = b"RIFF") -> bytes:
@@ -55,7 +58,7 @@ def test_a_caller_that_names_no_model_gets_the_default_or_is_refused(
     serve: Serve, engine: ScriptedEngine, given: dict[str, Any]
 ) -> None:
     served = serve()
-    served.routes.serve("other", engine, name_at_engine="other")
+    served.routes.serve("other", engine, names=("other",))
     body = {"messages": CHAT["messages"], "max_tokens": 5, "stream": False} | given
     paths = ("/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/responses")
     asked = [body | ({"input": "hi"} if path == "/v1/responses" else {}) for path in paths]
@@ -115,3 +118,48 @@ def test_a_file_that_looks_like_a_field_is_left_alone() -> None:
 def test_a_form_with_two_models_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="twice"):
         read_form(FORM.encode(), form(("model", "a"), ("model", "b")))
+
+
+def test_a_request_that_was_held_gets_the_name_that_its_engine_gave_when_it_came_up(
+    serve: Serve, engine: ScriptedEngine
+) -> None:
+    asked: list[str] = []
+
+    async def keep(engine: ScriptedEngine, one: Asked) -> None:
+        is_form = one.body.startswith(b"--")
+        asked.append(read_form(FORM.encode(), one.body)["model"] if is_form else str(one.fields["model"]))
+        await (answer_json(one, {"text": "hello"}) if is_form else polite(engine, one))
+
+    engine.script = keep
+    served = serve()
+    served.routes.put("chat", "loading", arrival=Arrival(slots=8, seconds=None), names_more=True, aliases=("gpt",))
+    calls = [("/v1/chat/completions", CHAT | {"model": name}) for name in ("chat", "gpt", "chat:second", "chat:third")]
+    calls += [("/api/chat", CHAT | {"model": "chat:second", "stream": False})]
+    speech = [form(("model", name)) for name in ("gpt", "chat:second")]
+    with ThreadPoolExecutor(8) as pool:
+        held = [pool.submit(call, served.port, "POST", path, body) for path, body in calls]
+        held += [
+            pool.submit(call, served.port, "POST", "/v1/audio/transcriptions", body, {"content-type": FORM}) for body in speech
+        ]
+        assert eventually(lambda: served.gateway.slots.queued("chat") == len(held))
+        served.routes.serve("chat", engine, names=("first", "second"), aliases=("gpt", "chat:second"), slots=8)
+        assert [one.result().status for one in held] == [200, 200, 200, 404, 200, 200, 200]
+    assert sorted(asked) == ["first"] * 3 + ["second"] * 3
+
+
+def test_each_replica_is_asked_by_the_name_that_it_gave(serve: Serve, engine: ScriptedEngine) -> None:
+    asked: list[str] = []
+
+    async def keep(engine: ScriptedEngine, one: Asked) -> None:
+        asked.append(str(one.fields["model"]))
+        await polite(engine, one)
+
+    engine.script = keep
+    served = serve()
+    served.routes.serve("chat", engine, engine)
+    (model,) = served.routes.list()
+    for first in model.backends:
+        backends = [replace(one, name=one.instance_id) for one in model.backends if one == first]
+        served.routes.put("chat", "ready", backends=tuple(backends))
+        assert chat(served.port).status == 200
+    assert asked == ["chat-0", "chat-1"]

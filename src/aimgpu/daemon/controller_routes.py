@@ -172,8 +172,7 @@ class ControllerRoutes:
         states = [instance.state for instance in instances]
         state = next((state for state in _ORDER if state in states), InstanceState.QUEUED)
         reason = next((instance.reason for instance in instances if instance.reason), None)
-        names = self._names_at_engine(deployment, instances)
-        others = {f"{deployment.name}:{name}": name for name in names[1:]}
+        others = tuple(dict.fromkeys(name for backend in backends for name in backend.other_names))
         return ServedModel(
             name=deployment.name,
             model=deployment.model,
@@ -187,20 +186,14 @@ class ControllerRoutes:
             card=self._cards.make(deployment, instances),
             aliases=(*deployment.aliases, *others),
             default=deployment.default,
-            name_at_engine=names[0],
-            others_at_engine=others,
+            names_more=not backends and isinstance(self._sources.engines.get(deployment.engine or ""), ServerEngine),
         )
-
-    def _names_at_engine(self, deployment: Deployment, instances: Sequence[Instance]) -> tuple[str, ...]:
-        """The deployment's own, unless its server was asked or said how it calls its models."""
-        for instance in instances:
-            engine = self._sources.engines.get(instance.engine)
-            if isinstance(engine, ServerEngine) and instance.id in self._keys:
-                return engine.served_models(self._sources.runs / instance.id) or (deployment.name,)
-        return (deployment.name,)
 
     def _backend(self, deployment: Deployment, instance: Instance, signals: Sequence[RequestSignal]) -> Backend:
         engine = self._sources.engines.get(instance.engine)
+        # The deployment's own, unless its server was asked or said how it calls its models.
+        said = engine.served_models(self._sources.runs / instance.id) if isinstance(engine, ServerEngine) else ()
+        names: tuple[str, ...] = said or (deployment.name,)
         return Backend(
             instance_id=instance.id,
             url=instance.endpoint or "",
@@ -210,6 +203,8 @@ class ControllerRoutes:
             takes_priority=engine is not None and engine.takes_priority,
             cache_field=_CACHE_FIELDS.get(instance.engine),
             signals=tuple(signals),
+            name=names[0],
+            other_names={f"{deployment.name}:{name}": name for name in names[1:]},
         )
 
     def _read_key(self, instance: Instance) -> str:
@@ -228,17 +223,16 @@ def _with_adapters(deployment: Deployment, route: ServedModel) -> list[ServedMod
         return {"lora": [{"id": number, "scale": float(each is chosen)} for number, each in enumerate(adapters)]}
 
     return [
-        replace(route, fields_at_engine=fields(None)),
+        replace(route, backends=tuple(replace(one, fields=fields(None)) for one in route.backends)),
         *(
             replace(
                 route,
+                backends=tuple(replace(one, name=each.name, fields=fields(each)) for one in route.backends),
                 name=each.name,
                 aliases=(),
                 default=False,
                 priority=each.priority or route.priority,
                 objective=each.objective,
-                name_at_engine=each.name,
-                fields_at_engine=fields(each),
                 deployment=deployment.name,
             )
             for each in adapters

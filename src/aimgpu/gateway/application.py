@@ -354,7 +354,7 @@ class Gateway:
         return found
 
     def _check(self, wanted: EngineRequest, caller: Caller) -> ServedModel:
-        """The model that is asked; its name in the request becomes the one that its engine knows. In any thread."""
+        """The model that is asked. In any thread."""
         path, fields = wanted.path, wanted.fields
         name = check_fields(path, fields)
         model = self._find(name, caller)
@@ -365,11 +365,6 @@ class Gateway:
             check_media(fields, self._settings.media_domains)
         if not GRAMMAR_FIELDS.isdisjoint(fields):
             check_grammars(fields, self._settings.grammars)
-        known = model.others_at_engine.get(name, model.name_at_engine)
-        renamed = known is not None and name != known
-        if (renamed or model.fields_at_engine) and wanted.content_type is JSON[1]:
-            wanted.fields = {**fields, **({"model": known} if renamed else {}), **model.fields_at_engine}
-            wanted.body = encode_fields(wanted.fields)
         return model
 
     async def _serve(self, wanted: EngineRequest, caller: Caller, wire: _Wire, heartbeat: Heartbeat | None = None) -> None:

@@ -18,12 +18,14 @@ from aimgpu.errors import (
     EngineUnavailable,
     EngineUnreachable,
     LoadShed,
+    ModelNotFound,
 )
 from aimgpu.gateway.answer_privacy import hide_cache_use, hide_in_events, may_reveal
 from aimgpu.gateway.apart import LARGE_BYTES, apart
 from aimgpu.gateway.body import MOST_ANSWER_VALUES, ClientGone, HeldBytes, encode_fields, has_more_values
 from aimgpu.gateway.engine_errors import refuse_failure, to_openai
 from aimgpu.gateway.engine_faults import StuckEngines, StuckLimits
+from aimgpu.gateway.forms import name_model
 from aimgpu.gateway.heartbeat import Heartbeat
 from aimgpu.gateway.http.asgi import JSON, NO_STORE, Header, Message, Receive, Send, error_body, send_answer
 from aimgpu.gateway.http.exchange import Exchange
@@ -231,9 +233,11 @@ class Proxy:
     async def _ask(self, request: ProxiedRequest, lease: Lease, send: Send) -> RequestOutcome:
         if lease.recalled:  # in the moment between the grant and now
             raise asyncio.CancelledError
-        backend, body = lease.backend, request.body
-        if backend.takes_priority or request.cache_salt is not None:
-            body = _add_fields(request, backend)
+        backend, body, asked = lease.backend, request.body, request.fields.get("model")
+        if lease.waited and request.model.names_more and self._slots.find(str(asked or "")) is None:
+            raise ModelNotFound(f"There is no model '{asked}' here.", hint="GET /v1/models lists them.")
+        if backend.takes_priority or request.cache_salt is not None or backend.fields or backend.name not in (None, asked):
+            body = await apart(len(body), _body_for, request, backend)
         request.asked = True
         target = engine_target(backend.url, request.path, backend.api_key, request.content_type)
         events = _Events(request, lease, self._held) if request.streamed else None
@@ -305,11 +309,15 @@ def engine_target(url: str, path: str, api_key: str, content_type: bytes = JSON[
     return UpstreamTarget.make(url, path, headers)
 
 
-def _add_fields(request: ProxiedRequest, backend: Backend) -> bytes:
-    """The body with what its engine is to know beside it; a body that is not JSON stays as it is."""
+def _body_for(request: ProxiedRequest, backend: Backend) -> bytes:
+    """The body with the name that this engine knows, and what it is to know beside it."""
+    asked = str(request.fields.get("model") or "")
+    name = backend.name_for(asked)
     if request.content_type != JSON[1]:
-        return request.body
-    added: dict[str, object] = {}
+        return request.body if name == asked else name_model(request.content_type, request.body, name)
+    added = dict(backend.fields)
+    if name != asked:
+        added["model"] = name
     if backend.takes_priority:
         added["priority"] = Priority.HIGH.rank - request.priority.rank
     if request.cache_salt is not None and backend.cache_field == "cache_salt":

@@ -34,6 +34,13 @@ class Backend:
     takes_priority: bool = False  # its engine orders by a "priority" in the body, lower first (vLLM)
     cache_field: str | None = None  # of its requests, by which prefix caches are kept apart: cache_salt | cache_prompt
     signals: tuple[RequestSignal, ...] = field(default=(), compare=False)  # none where no gate watches its GPU
+    name: str | None = None  # of the model at its engine, put into requests that came with another; None: it looks at no name
+    other_names: Mapping[str, str] = field(default_factory=dict, hash=False)  # by alias: other models of the same server
+    fields: Mapping[str, object] = field(default_factory=dict, hash=False)  # put into every request
+
+    def name_for(self, asked: str) -> str:
+        """How its engine calls the model that a caller asks for by this name."""
+        return self.other_names.get(asked.removesuffix(LATEST), self.name) or asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +101,7 @@ class ServedModel:
     card: ModelCard = _NO_CARD
     aliases: tuple[str, ...] = ()  # other names that find it
     default: bool = False  # also found by no name
-    name_at_engine: str | None = None  # put into requests that came with another; None: its engines look at no name
-    others_at_engine: Mapping[str, str] = field(default_factory=dict, hash=False)  # by alias: other models of the same server
-    fields_at_engine: Mapping[str, object] = field(default_factory=dict, hash=False)  # put into every request
+    names_more: bool = False  # once it runs, its server names others, which are asked for as "NAME:OTHER"
     deployment: str | None = None  # whose instances serve it, where it is an adapter; None: its own
     arrival: Arrival | None = None  # where no instance is ready; None then: waiting for it would be in vain
     # Worked out once, because every request asks for them.
@@ -135,7 +140,11 @@ class RouteTable:
 
     def find(self, name: str) -> ServedModel | None:
         """The model of this name, or with this alias, with Ollama's `:latest` or without; "": the one for no name."""
-        return self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
+        return self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST)) or self._find_server(name)
+
+    def _find_server(self, name: str) -> ServedModel | None:
+        server = self._models.get(name.partition(":")[0])
+        return server if server is not None and server.names_more else None
 
     def list(self) -> tuple[ServedModel, ...]:
         """All models."""

@@ -100,6 +100,10 @@ class Slots:
         """Requests that wait for a slot of this model."""
         return self.dispatcher.depth(model, priority)
 
+    def find(self, name: str) -> ServedModel | None:
+        """The model that has this name now."""
+        return self._routes.find(name)
+
     def find_current(self, model: ServedModel) -> ServedModel:
         """The model as it is now; one that was removed stays as it was."""
         return self._routes.find(model.name) or model

@@ -28,7 +28,7 @@ class RunRecord:
 def prepare_run_directory(runs: Path, record: RunRecord) -> tuple[Path, str]:
     """Make the folder before the engine starts; returns it and the new API key."""
     folder = runs / record.instance.id
-    key = secrets.token_urlsafe(32)
+    key = secrets.token_hex(32)  # a command takes it as a word of its own: one that begins with "-" would be an option
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(folder / _KEY, key)

@@ -1,6 +1,7 @@
 """TLS for callers: a certificate and its key, read again when the files change."""
 
 import asyncio
+import gc
 import logging
 import socket
 import ssl
@@ -92,7 +93,8 @@ class CallerServer(uvicorn.Server):
         self._following: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's."""
+        """As uvicorn's. What is imported by now is never garbage: looking at it took most of the time of a large body."""
+        gc.freeze()
         await super().startup(sockets)
         if self._tls is None:
             return

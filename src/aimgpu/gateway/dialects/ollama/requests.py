@@ -50,7 +50,7 @@ def chat_request(fields: Fields, model: ServedModel) -> Fields:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise InvalidRequest("'messages' must be an array of objects.", param="messages")
     check_length("messages", messages)
-    return {"model": model.name, "messages": _messages(messages), **_shared(fields, model), **_tools(fields)}
+    return {"model": fields["model"], "messages": _messages(messages), **_shared(fields, model), **_tools(fields)}
 
 
 def generate_request(fields: Fields, model: ServedModel) -> Fields:
@@ -61,7 +61,7 @@ def generate_request(fields: Fields, model: ServedModel) -> Fields:
     if images := fields.get("images"):
         user["images"] = images
     turns = [{"role": "system", "content": system}] if system else []
-    return {"model": model.name, "messages": _messages([*turns, user]), **_shared(fields, model)}
+    return {"model": fields["model"], "messages": _messages([*turns, user]), **_shared(fields, model)}
 
 
 def raw_request(fields: Fields, model: ServedModel) -> Fields:
@@ -69,7 +69,7 @@ def raw_request(fields: Fields, model: ServedModel) -> Fields:
     refuse_not_offered(fields)
     if fields.get("images"):
         raise InvalidRequest("'images' cannot be given with 'raw'.", param="images")
-    return {"model": model.name, "prompt": _text(fields, "prompt"), **_shared(fields, model)}
+    return {"model": fields["model"], "prompt": _text(fields, "prompt"), **_shared(fields, model)}
 
 
 def embed_request(fields: Fields, model: ServedModel) -> Fields:
@@ -78,7 +78,7 @@ def embed_request(fields: Fields, model: ServedModel) -> Fields:
         raise InvalidRequest("'input' must be a string or an array of strings.", param="input")
     translate_options(fields.get("options"), model)  # none of them changes an embedding; wrong ones are refused
     dimensions = fields.get("dimensions")
-    return {"model": model.name, "input": texts} | ({"dimensions": dimensions} if dimensions else {})
+    return {"model": fields["model"], "input": texts} | ({"dimensions": dimensions} if dimensions else {})
 
 
 def refuse_not_offered(fields: Fields) -> None:

@@ -1,21 +1,12 @@
 """What engines offer themselves or not: passed on as it is, and refused in words by those that do not."""
 
-import re
-from collections.abc import Iterator
-
 from aimgpu.errors import InvalidRequest
 from aimgpu.gateway.apart import apart
 from aimgpu.gateway.dialects.call import Call, Fields
 from aimgpu.gateway.dialects.openai.chat import model_name
+from aimgpu.gateway.forms import read_form
 
 _FORM = b"multipart/form-data"
-_LONGEST_FIELD = 4096
-_MOST_PARTS = 64
-_LONGEST_HEAD = 8 * 1024
-_BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"\r\n]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
-_DISPOSITION = re.compile(rb"^content-disposition:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-_PARAMETER = re.compile(rb';\s*([\w*-]{1,20})=("[^"]*"|[^\s;]*)')
-_FILE_NAMES = frozenset({b"filename", b"filename*"})
 
 
 async def rerank(call: Call) -> None:
@@ -34,75 +25,12 @@ async def pass_on(call: Call) -> None:
 
 
 async def pass_form(call: Call) -> None:
-    """The form goes on as it came; only the name of its model is read here."""
+    """The form goes on as it came, but for the name of its model."""
     content_type = call.head.get(b"content-type", b"")
     if not content_type.lower().startswith(_FORM):
         raise InvalidRequest("Send a form (multipart/form-data) with a file and 'model'.", param="file")
-    fields = await apart(call.size, read_form, content_type, call.body)
-    if fields.get("stream") == "true":
+    form = await apart(call.size, read_form, content_type, call.body)
+    fields: Fields = {"model": form.get("model", "")}
+    if form.get("stream") == "true":
         fields["stream"] = True
-    else:
-        fields.pop("stream", None)
-    given = model_name(fields)
-    model = call.find(given)
-    wanted = model.others_at_engine.get(given, model.name_at_engine) or given
-    body = call.body if wanted == given else await apart(call.size, name_model, content_type, call.body, wanted)
-    await call.serve(call.path, {"model": given} | _only_stream(fields), call.send, (body, content_type))
-
-
-def name_model(content_type: bytes, body: bytes, name: str) -> bytes:
-    """The form with this model in place of the one that it names, or of none."""
-    for head, begin, end in _parts(content_type, body):
-        if _text_field(head) == "model":
-            return body[:begin] + name.encode() + body[end:]
-    delimiter = _delimiter(content_type)
-    begin = 0 if body.startswith(delimiter[2:]) else body.index(delimiter) + 2
-    part = b'%b\r\ncontent-disposition: form-data; name="model"\r\n\r\n%b\r\n' % (delimiter[2:], name.encode())
-    return body[:begin] + part + body[begin:]
-
-
-def read_form(content_type: bytes, body: bytes) -> Fields:
-    """The short text fields of a form. Only the heads of its parts are parsed, short and few; files are left alone."""
-    found: Fields = {}
-    for head, begin, end in _parts(content_type, body):
-        name = _text_field(head)
-        if name is not None and end - begin <= _LONGEST_FIELD:
-            if name == "model" and name in found:
-                raise InvalidRequest("'model' is in the form twice.", param="model")
-            found[name] = body[begin:end].decode("utf-8", "replace").rstrip("\r\n")
-    return found
-
-
-def _text_field(head: bytes) -> str | None:
-    """Its name; None: a file, or no field."""
-    line = _DISPOSITION.search(head)
-    given = {key.lower(): value.strip(b'"') for key, value in _PARAMETER.findall(line[1])} if line is not None else {}
-    return None if b"name" not in given or _FILE_NAMES & given.keys() else given[b"name"].decode("utf-8", "replace")
-
-
-def _delimiter(content_type: bytes) -> bytes:
-    boundary = _BOUNDARY.search(content_type)
-    return b"\r\n--" + (boundary[1] or boundary[2]) if boundary is not None else b""
-
-
-def _parts(content_type: bytes, body: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Head of each part, and where its payload begins and ends; each byte is looked at once."""
-    delimiter = _delimiter(content_type)
-    at = -2 if delimiter and body.startswith(delimiter[2:]) else body.find(delimiter) if delimiter else -1
-    parts = 0
-    while at != -1:
-        begin = at + len(delimiter)
-        if body.startswith(b"--", begin):
-            return
-        end_of_head = body.find(b"\r\n\r\n", begin, begin + _LONGEST_HEAD)
-        at = body.find(delimiter, end_of_head + 2) if end_of_head != -1 else -1
-        parts += 1
-        if at == -1 or parts > _MOST_PARTS:
-            break
-        yield body[begin:end_of_head], end_of_head + 4, at
-    hint = f"At most {_MOST_PARTS} parts, each with a head of at most {_LONGEST_HEAD} bytes."
-    raise InvalidRequest("The form cannot be read.", hint=hint, param="file")
-
-
-def _only_stream(fields: Fields) -> Fields:
-    return {"stream": True} if fields.get("stream") is True else {}
+    await call.serve(call.path, fields, call.send, (call.body, content_type))

@@ -49,7 +49,7 @@ async def tokenize(call: Call) -> None:
         return
     text = await _prompt(call, fields, model)
     question = {
-        "model": model.name,
+        "model": model_name(fields),
         "content": text,
         "add_special": fields.get("add_special_tokens", True) is not False,
         "with_pieces": True,
@@ -59,11 +59,11 @@ async def tokenize(call: Call) -> None:
 
 async def detokenize(call: Call) -> None:
     fields = await call.read_fields()
-    model = call.find(model_name(fields))
+    call.find(model_name(fields))
     tokens = fields.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         raise InvalidRequest("'tokens' must be an array of integers.", param="tokens")
-    await call.serve("/detokenize", {"model": model.name, "tokens": tokens}, _TextSend(call.send))
+    await call.serve("/detokenize", {"model": model_name(fields), "tokens": tokens}, _TextSend(call.send))
 
 
 async def count_response_input(call: Call, chat: Fields) -> None:

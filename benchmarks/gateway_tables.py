@@ -1,13 +1,8 @@
-"""Writes the tables of docs/explanation/gateway.md from benchmarks/results: run it after a benchmark."""
+"""Tables of the gateway's and the queue's figures, for docs/reference/measurements.md."""
 
-import json
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.recording import RESULTS
-
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "gateway.md"
 POLICIES = {
     "fifo": "FIFO",
     "deadline-first": "deadline first",
@@ -17,18 +12,6 @@ POLICIES = {
     "alone": "high work alone",
 }
 GATEWAYS = ("nginx", "aimgpu", "vllm-router", "bare-aiohttp", "litellm")
-
-
-def main() -> None:
-    text = PAGE.read_text()
-    for name, make in TABLES.items():
-        path = RESULTS / f"{name.partition('-')[0]}.json"
-        if path.exists():
-            table = "\n".join(make(json.loads(path.read_text())["figures"]))
-            before, mark, rest = text.partition(f"<!-- {name} -->\n")
-            after = rest.partition("<!-- end -->")[2]
-            text = f"{before}{mark}{table}\n<!-- end -->{after}"
-    PAGE.write_text(text)
 
 
 def replay(figures: dict[str, Any]) -> Iterable[str]:
@@ -116,16 +99,3 @@ def _head(*columns: str) -> Iterable[str]:
 
 def _round(value: float) -> str:
     return f"{value:,.0f}".replace(",", " ")
-
-
-TABLES: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
-    "qos": replay,
-    "qos-sweep": sweep,
-    "qos_live": live,
-    "gateway": gateway,
-    "gateway-first-byte": first_byte,
-}
-
-
-if __name__ == "__main__":
-    main()

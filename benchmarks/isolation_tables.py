@@ -1,33 +1,21 @@
-"""Writes the H200's figures into docs/explanation/isolation-figures.md, and the plot: `python -m benchmarks.isolation_tables`.
+"""Tables of the H200's isolation figures for docs/reference/measurements.md; as a program, it draws the plot.
 
-Between `<!-- figures: NAME -->` and `<!-- end -->` the page holds what is rendered here from benchmarks/results/. Time-slicing
-and MPS need no new run when the library changes: they are read from isolation-h200-others.json. The gate beside a server that
-is alone on the card is read from all runs isolation-h200-alternating*.json together, the same beside idle tenants from
-isolation-h200.json.
+Time-slicing and MPS need no new run when the library changes: they are read from isolation-h200-others.json. The gate beside a
+server that is alone on the card is read from all runs isolation-h200-alternating*.json together, the same beside idle tenants
+from isolation-h200.json.
 """
 
 import json
-import re
 import statistics
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.isolation_paired import quantile
 from benchmarks.isolation_plot import SETUPS, TARGET, draw
 from benchmarks.recording import RESULTS
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "isolation-figures.md"
-BLOCK = re.compile(r"(?<=<!-- figures: )(\w+)( -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)
 OTHERS = ("time_slicing_1", "time_slicing_2", "mps_1", "mps_40")
 ALTERNATING = ("isolation-h200-alternating", *(f"isolation-h200-alternating-{number}" for number in (2, 3, 4)))
-RUNS = (
-    "isolation-h200",
-    *ALTERNATING,
-    "isolation-h200-ahead",
-    "isolation-h200-random",
-    "isolation-h200-others",
-)
 PAIRED = {
     "gate_signal_1": "signal, 1 hog",
     "gate_signal_2": "signal, 2 hogs",
@@ -39,7 +27,6 @@ KINDS = ("small", "large", "async", "mapped", "arrays", "streams", "every_kind")
 
 def main() -> None:
     figures = read_figures()
-    PAGE.write_text(render_page(PAGE.read_text()))
     TARGET.write_text(draw({label: figures[key]["p95_x"] for key, label in SETUPS.items()}))
 
 
@@ -82,32 +69,6 @@ def pick_requests(runs: Sequence[Mapping[str, Any]], start: str) -> list[float]:
 def read(name: str) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
     return content
-
-
-def render_page(page: str) -> str:
-    figures = read_figures()
-    rendered = {
-        "run": render_run(),
-        "gate": render_gate(figures),
-        "runs": render_alternating_runs(),
-        "clocks": render_clocks([row for name in ALTERNATING for row in read(name)["rows"]]),
-        "paired": render_paired(figures),
-        "ahead": render_ahead(read("isolation-h200-ahead")["figures"]["ahead"]),
-        "costs": render_costs(figures),
-        "random": render_random({**read("isolation-h200-random")["figures"], **figures}),
-        "long": render_long(figures),
-    }
-    return BLOCK.sub(lambda found: found[1] + found[2] + rendered[found[1]], page)
-
-
-def render_run() -> str:
-    lines = []
-    for name in RUNS:
-        result = read(name)
-        command = re.sub(r" --out \S+", "", result["command"])
-        driver, torch = result["figures"]["card"]["driver_version"], result["versions"]["torch"]
-        lines.append(f"- `{name}.json`: {result['date'][:10]}, driver {driver}, PyTorch {torch}, `{command}`")
-    return "\n".join(lines)
 
 
 def render_gate(figures: Mapping[str, Any]) -> str:
@@ -267,6 +228,18 @@ def header(*cells: str) -> tuple[str, str]:
 
 def row(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "gate": lambda: render_gate(read_figures()),
+    "gate runs": render_alternating_runs,
+    "gate clocks": lambda: render_clocks([entry for name in ALTERNATING for entry in read(name)["rows"]]),
+    "gate paired": lambda: render_paired(read_figures()),
+    "gate ahead": lambda: render_ahead(read("isolation-h200-ahead")["figures"]["ahead"]),
+    "gate costs": lambda: render_costs(read_figures()),
+    "gate random": lambda: render_random({**read("isolation-h200-random")["figures"], **read_figures()}),
+    "gate long": lambda: render_long(read_figures()),
+}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ def write_result(
     """`packages`: distributions whose versions matter to the figures."""
     result = {
         "command": command or f"python -m benchmarks.{name.replace('-', '_')} {' '.join(sys.argv[1:])}".strip(),
+        "commit": _commit(),
         "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
         "versions": {"python": platform.python_version(), **{package: _version(package) for package in packages}},
@@ -34,6 +36,13 @@ def write_result(
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+def _commit() -> str | None:
+    """The checkout that was measured; a plus where it had changes."""
+    asked = ["git", "describe", "--always", "--dirty=+", "--exclude=*", "--abbrev=12"]
+    found = subprocess.run(asked, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
 
 
 def describe_machine() -> dict[str, Any]:

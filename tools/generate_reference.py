@@ -36,16 +36,14 @@ from aimgpu.web.doors import Door
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
-from tools import entry_points, json_answers  # noqa: E402 the path is set above
+from tools import entry_points, json_answers, measurements  # noqa: E402 the path is set above
 
 REFERENCE = ROOT / "docs" / "reference"
 RECORDINGS = ROOT / "tests" / "recordings"
-RESULTS = ROOT / "benchmarks" / "results"
 SUMMARIES: dict[str, Callable[[dict[str, Any]], tuple[RecordedDevice, ...]]] = {
     "amd": summarize_amd,
     "nvidia": summarize_nvidia,
 }
-_PEERS = ("weights only", "weights x 1.2", "GPUStack", "Ollama", "hf-mem", "accelerate")
 _LAYOUTS_SHOWN = 8
 _VARIABLE = re.compile(r"AIMGPU_[A-Z0-9]+(?:_[A-Z0-9]+)*")
 
@@ -227,17 +225,6 @@ def _recordings() -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDINGS.glob("*.json"))]
 
 
-def accuracy_page() -> str:
-    points = json.loads((RESULTS / "sizing.json").read_text())
-    lines = ["# How near the sizing is", "", *_points_lines(points)]
-    measured = RESULTS / "sizing_gpu.json"
-    if measured.exists():
-        lines += _gpu_lines(json.loads(measured.read_text()))
-    else:
-        lines += ["## Measured here", "", "`benchmarks/sizing_gpu.py` was not run on a real GPU yet.", ""]
-    return "\n".join(lines)
-
-
 def _model_line(row: Row) -> str:
     facts, shape = row.facts, row.facts.architecture
     active = f"{facts.active_parameters / 1e9:.1f}B" if facts.active_parameters else ""
@@ -260,135 +247,6 @@ def _gpu_line(gpu: KnownGpu, seen: set[str]) -> str:
     name = ", ".join((gpu.market_name, *gpu.aliases))
     figures = f"{gpu.memory_bytes} | {gib} | {gpu.compute_units} | {shown} | {gpu.source}"
     return f"| {gpu.product} | {name} | {figures} | {'yes' if gpu.product in seen else ''} |"
-
-
-def _points_lines(result: dict[str, Any]) -> list[str]:
-    figures = result["figures"]
-    count = sum(1 for row in result["rows"] if row.get("engine") == "transformers")
-    lines = [
-        "## Published measurements",
-        "",
-        f"`{result['command']}`, {result['date'][:10]}. Error of the estimate as part of what was measured.",
-        "",
-        f"Transformers, {count} points (peak of torch's allocator, one GPU, batch 1):",
-        "",
-        "| formula | mean error | worst under | worst over |",
-        "| --- | --- | --- | --- |",
-        _error_line("**this sizing**", figures, "transformers"),
-        _error_line("this sizing, each model left out in turn", figures, "transformers_left_out"),
-        _error_line("this sizing, each precision left out in turn", figures, "transformers_precision_left_out"),
-        _error_line("this sizing, each family left out in turn", figures, "transformers_family_left_out"),
-        *(_error_line(peer, figures, f"peer.{peer}") for peer in _PEERS),
-        "",
-        "Nothing of the formula is fitted to these points: what is left out and refitted is the number of tensors of the",
-        "hidden size, which is 4 by transformers' code. Without Qwen2.5 it cannot be refitted: Qwen3's points have no prompt.",
-        "",
-        f"vLLM, text models, from start-up logs: weights and activations together within {figures['vllm_worst']} %,",
-        f"weights alone {figures['vllm_weights_worst']} %, activations alone {figures['vllm_activation_worst']} %,",
-        f"cache bytes of a token {figures['vllm_kv_per_token_worst']} %. Its sampler's copies of the logits are from logs:",
-        f"{figures['vllm_sampler_copies_least']} to {figures['vllm_sampler_copies_most']}",
-        f"in {figures['vllm_sampler_logs']} logs; each predicted by the others, activations are within",
-        f"{figures['vllm_sampler_left_out_worst']} %.",
-        "",
-    ]
-    before = json.loads((RESULTS / "sizing_llamacpp_before.json").read_text())["figures"]
-    lines += _buffer_lines(result, before)
-    return [*lines, f"{figures['sizings_per_second']} sizings a second on {result['machine']}.", ""]
-
-
-def _buffer_lines(result: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    figures = result["figures"]
-    rows = [row for row in result["rows"] if "off_mib" in row]
-    return [
-        f"llama.cpp, {figures['llamacpp_points']} loads described by published logs (`benchmarks/data/llamacpp_points.csv`):",
-        "model, cache and compute buffers together, as far as each log reports them. The points were split by a hash of their",
-        "source before any error was looked at; formulas were corrected from its source and one half. The errors of the",
-        "other half were printed once before that, and no number was chosen by them.",
-        "",
-        "| | points | mean error | worst | within 150 MiB |",
-        "| --- | --- | --- | --- | --- |",
-        _buffer_line("all, before any formula was corrected for them", before, "llamacpp"),
-        _buffer_line("held out, before", before, "llamacpp_heldout"),
-        _buffer_line("**all**", figures, "llamacpp"),
-        _buffer_line("**held out**", figures, "llamacpp_heldout"),
-        "",
-        "The worst of all (l30) is no error of the estimate: on a Mac the mapped file counts whole, with the input embedding.",
-        "Where a log does not name its build, the one that was current on its date was taken. Contexts are of one slot.",
-        "",
-        "| point | model | type | build | GPU | context | slots | batch | cache | flash | measured MiB | off by MiB | half |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(_buffer_row(row) for row in rows),
-        "",
-        "`tests/sizing/test_llamacpp_truth.py` loads models of ten shapes with llama.cpp itself on the CPU (the wheel) at",
-        "every run of the tests: model and cache buffers are met to 0.02 MiB, the compute buffer to four tensors of the",
-        "layer's width.",
-        "",
-    ]
-
-
-def _buffer_line(name: str, figures: dict[str, Any], key: str) -> str:
-    within = figures["llamacpp_within_150_mib"] if key == "llamacpp" else figures.get("llamacpp_heldout_within_150_mib", "")
-    numbers = f"{figures[f'{key}_points']} | {figures[f'{key}_mean_mib']} MiB | {figures[f'{key}_worst_mib']} MiB | {within}"
-    return f"| {name} | {numbers} |"
-
-
-def _buffer_row(row: dict[str, Any]) -> str:
-    measured = ", ".join(f"{name} {size:g}" for name, size in row["measured_mib"].items())
-    flash = "on" if row["flash"] else "off"
-    numbers = (
-        f"{row['context']} | {row['slots']} | {row['ubatch']} | {row['kv']} | {flash} | {measured} | {row['off_mib']['total']}"
-    )
-    return f"| {row['id']} | {row['model']} | {row['quant']} | {row['build']} | {row['backend']} | {numbers} | {row['half']} |"
-
-
-def _error_line(name: str, figures: dict[str, Any], key: str) -> str:
-    return f"| {name} | {figures[key + '_mape']} % | {figures[key + '_worst_under']} % | {figures[key + '_worst_over']} % |"
-
-
-def _gpu_lines(result: dict[str, Any]) -> list[str]:
-    figures = result["figures"]
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    context = figures.get("context_bytes")
-    rows = [row for row in result["rows"] if "error_percent" in row]
-    return [
-        "## Measured here",
-        "",
-        f"`{result['command']}` on {result['machine']} ({versions}), {result['date'][:10]}: random weights, bf16.",
-        *_estimated_lines(result),
-        f"{figures['points']} points, mean error {figures['mape']} %, worst under {figures['worst_under']} %,",
-        f"worst over {figures['worst_over']} %. Device context: {f'{context / 2**20:.0f} MiB' if context else 'not reported'}.",
-        "",
-        "| model | prompt | answer | batch | measured GiB | estimated GiB | error |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        *(_case_line(row) for row in rows),
-        "",
-    ]
-
-
-def _estimated_lines(result: dict[str, Any]) -> list[str]:
-    """Where formulas changed after the run."""
-    first = [row["first_error_percent"] for row in result["rows"] if "first_error_percent" in row]
-    if "estimated" not in result or not first:
-        return []
-    again, mean = len(result["rows"]) - len(first), sum(map(abs, first)) / len(first)
-    return [
-        f"Estimates of {result['estimated'][:10]}, set beside the measured bytes with `--estimate-again`.",
-        f"{again} of the points had been measured before (first estimates: mean 0.74 %, worst 17.9 % under, sliding windows);",
-        "the formulas were corrected by transformers' source and stood when these points were measured again.",
-        f"{len(first)} points were new in this run: experts, written-out scores, prompts of 30,000 tokens with a window.",
-        f"Their first estimates were {mean:.2f} % off on average, {-min(first)} % under and {max(first)} % over at worst; two",
-        "of them, over by 32.42 % and 2.02 %, showed that torch neither copies an unaligned mask nor repeats grouped keys and",
-        "values, and the formula was corrected by that.",
-    ]
-
-
-def _case_line(row: dict[str, Any]) -> str:
-    known = built_in().find(row["model"])
-    shape = known.architecture if known else None
-    if row.get("window") and shape and not shape.sliding_window:
-        row = row | {"model": f"{row['model']} with a window of {row['window']}"}
-    sizes = f"{row['measured_bytes'] / 2**30:.3f} | {row['estimated_bytes'] / 2**30:.3f} | {row['error_percent']} %"
-    return f"| {row['model']} | {row['prompt']} | {row['answer']} | {row['batch']} | {sizes} |"
 
 
 def refusals_page() -> str:
@@ -474,7 +332,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "supported.md": supported_page,
     "models.md": models_page,
     "gpus.md": gpus_page,
-    "sizing-accuracy.md": accuracy_page,
+    "measurements.md": measurements.page,
     "runtime.md": runtime_page,
     "isolation-entry-points.md": entry_points.page,
     "json.md": json_answers.page,

@@ -53,10 +53,10 @@ def read(name: str) -> dict[str, Any]:
     return content
 
 
-def _find(content: Mapping[str, Any], keys: str) -> Any:
+def _find(content: Mapping[str, Any], keys: str) -> object:
     first, *more = keys.split("/")
     figures = content.get("figures", {})
-    value = figures[first] if first in figures else content[first]
+    value: Any = figures[first] if first in figures else content[first]
     for key in more:
         value = value[int(key)] if isinstance(value, list) else value[key]
     return value
@@ -81,9 +81,10 @@ def _runs() -> Iterable[str]:
 
 
 def _machine(result: Mapping[str, Any]) -> str:
-    machine, card = result.get("machine"), result.get("figures", {}).get("card", {}).get("name", "")
+    machine: Any = result.get("machine") or ""
+    card = result.get("figures", {}).get("card", {}).get("name", "")
     if not isinstance(machine, Mapping):
-        return machine or ""
+        return str(machine)
     gpu = card or ("NVIDIA H200" if machine["system"].endswith("-gpu") else "")
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
     parts = (gpu, machine["processor"], f"{machine['cores']} cores", memory, f"load {machine['load_average'][0]}")

@@ -14,6 +14,7 @@ from aimgpu.kubernetes.cluster.admission import access_rules as admission_rules
 from aimgpu.kubernetes.cluster.admission.node_policy import node_policy
 from aimgpu.kubernetes.cluster.admission.warning_policies import changed_pod_warning, warning_policies
 from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration, validating_configuration
+from aimgpu.kubernetes.cluster.definitions import definition_rules
 from aimgpu.kubernetes.cluster.operator import access_rules as operator_rules
 from aimgpu.kubernetes.cluster.uninstall import uninstall_rules
 from aimgpu.kubernetes.models.gateway import access_rules as gateway_rules
@@ -47,6 +48,7 @@ def render() -> dict[Path, str]:
         "cluster-rules-agent": agent_rules.cluster_role_rules(),
         "cluster-rules-agent-kai": agent_rules.kai_rules(),
         "cluster-rules-uninstall": uninstall_rules(),
+        "cluster-rules-definitions": definition_rules(),
         "cluster-rules-admission": admission_rules.cluster_role_rules(),
         "cluster-rules-operator": operator_rules.cluster_role_rules(),
         "rules-agent": agent_rules.role_rules(),
@@ -96,8 +98,10 @@ def _schema() -> dict[str, Any]:
     service["type"]["enum"] = ["ClusterIP", "NodePort", "LoadBalancer"]
     service["nodePort"] = {"anyOf": [{"const": 0}, {"type": "integer", "minimum": 30000, "maximum": 32767}]}
     tls_port = gateway["tls"]["properties"]["port"]
-    for port in (agent["metricsPort"], properties["admission"]["properties"]["port"], service["port"], tls_port):
-        port |= {"minimum": 0 if port is agent["metricsPort"] else 1, "maximum": 65535}
+    for port in (properties["admission"]["properties"]["port"], service["port"], tls_port):
+        port |= {"minimum": 1, "maximum": 65535}
+    for component in ("agent", "operator"):
+        properties[component]["properties"]["metricsPort"] |= {"minimum": 0, "maximum": 65535}
     gateway["autoscaling"]["properties"]["cpuPercent"] |= {"minimum": 1, "maximum": 100}
     gateway["autoscaling"]["properties"]["maxReplicas"]["minimum"] = 1
     return schema

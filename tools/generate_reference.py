@@ -26,7 +26,7 @@ from aimgpu.hardware.known_gpus import SOURCES, KnownGpu, known_gpus
 from aimgpu.hardware.nvidia.recording import summarize_nvidia
 from aimgpu.hardware.recordings import RecordedDevice
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.monitoring.metrics import METRICS, MetricKind
+from aimgpu.monitoring.metrics import METRICS, OPERATOR_METRICS, MetricKind
 from aimgpu.placement import ReasonCode
 from aimgpu.settings import INTERNAL, SETTINGS
 from aimgpu.sizing import Row, built_in
@@ -121,7 +121,7 @@ def undocumented_settings() -> set[str]:
 
 def metrics_page() -> str:
     rows = []
-    for metric in METRICS.values():
+    for metric in (*METRICS.values(), *OPERATOR_METRICS):
         shown = f"{metric.name}_total" if metric.kind is MetricKind.COUNTER else metric.name
         rows.append(f"| `{shown}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |")
     head = [
@@ -129,6 +129,7 @@ def metrics_page() -> str:
         "",
         "`GET /metrics` on the daemon's port, in Prometheus's text format; once there is an API key, with one as the bearer",
         'token. `gpu` and `partition` are stable ids. Simulated Devices carry `simulated="true"`.',
+        "`aim_operator_*` are those of the operator on Kubernetes, at its port 9403.",
         "",
         "| metric | kind | labels | meaning |",
         "| --- | --- | --- | --- |",

@@ -12,6 +12,7 @@ from aimgpu.kubernetes.api import resources as standard_resources
 from aimgpu.kubernetes.api.client import Resource
 from aimgpu.kubernetes.cluster.admission import access_rules as admission_rules
 from aimgpu.kubernetes.cluster.admission.certificate_keeper import CONFIGURATIONS
+from aimgpu.kubernetes.cluster.definitions import definition_rules
 from aimgpu.kubernetes.cluster.operator import access_rules as operator_rules
 from aimgpu.kubernetes.cluster.uninstall import uninstall_rules
 from aimgpu.kubernetes.models.gateway import access_rules as gateway_rules
@@ -40,7 +41,7 @@ OF_PATHS = {"read_lines": "get", "open_proxied": "create"}  # calls that take a 
 OF_METHODS = {"GET": "get", "POST": "create"}
 DRIVER = {("resourceclaims/driver", "associated-node:patch")}  # no call: a right beside that to patch the status
 WEBHOOKS = {(kind.plural, verb) for kind in CONFIGURATIONS for verb in ("get", "patch")}  # of a tuple of both
-APPLIED = {("leases", "create")}  # an apply of what is not there yet
+APPLIED = {("leases", "create"), ("customresourcedefinitions", "create")}  # an apply of what is not there yet
 
 
 # The page's own calls: what its control API changes, it changes with the rights of the caller.
@@ -106,6 +107,7 @@ def _called_by_path(tree: ast.AST) -> set[tuple[str, str]]:
         (agent_rules.role_rules(), ("node/device_plugin",)),
         (agent_rules.kai_rules(), ("node/kai",)),
         (uninstall_rules(), ("cluster/uninstall.py",)),
+        (definition_rules(), ("cluster/definitions.py",)),
         (admission_rules.cluster_role_rules(), ("cluster/admission",)),
         (admission_rules.role_rules("name"), ("cluster/admission",)),
         (admission_rules.issued_rules("name", "other"), ("cluster/admission",)),

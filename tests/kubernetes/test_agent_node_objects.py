@@ -14,11 +14,12 @@ from tests.kubernetes.memory_api import MemoryApi
 from aimgpu.domain import Vendor
 from aimgpu.errors import Conflict, HardwareUnavailable, InvalidInput, LedgerOwned
 from aimgpu.hardware.simulated import SimulatedHardware
+from aimgpu.kubernetes.api.metrics_server import MetricsServer
 from aimgpu.kubernetes.api.resources import DEVICE_CLASSES, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from aimgpu.kubernetes.node.agent import succession
 from aimgpu.kubernetes.node.agent.gpu_node import summaries
 from aimgpu.kubernetes.node.agent.labels import PluginSharing, node_labels
-from aimgpu.kubernetes.node.agent.metrics import MetricsServer, render
+from aimgpu.kubernetes.node.agent.metrics import render
 from aimgpu.kubernetes.node.agent.options import parse_options
 from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES, VERSION
 from aimgpu.kubernetes.vocabulary.names import GROUP
@@ -305,7 +306,8 @@ def test_the_probe_of_the_kubelet_fails_until_the_gpus_were_read() -> None:
         port = next(address[1] for address in server._runner.addresses if len(address) == 2)
         before = [await asyncio.to_thread(ask, port, path) for path in ("/healthz", "/metrics")]
         assert [status for status, _ in before] == [503, 503]
-        assert "not read yet" in before[1][1]
+        assert "nothing was read yet" in before[1][1]
+        assert (await asyncio.to_thread(ask, port, "/livez"))[0] == 200
         collected[0] = render([("aim_gpu_up", ("n", "g"), 1)])
         assert (await asyncio.to_thread(ask, port, "/healthz"))[0] == 200
         assert 'aim_gpu_up{node="n",gpu="g"} 1' in (await asyncio.to_thread(ask, port, "/metrics"))[1]

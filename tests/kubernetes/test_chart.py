@@ -134,7 +134,7 @@ def test_an_upgrade_from_an_earlier_build_keeps_pods_and_brings_new_definitions(
         schema = installed.get("crd", "gpushares.aim.amd.com")["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         return "simulated" in schema["properties"]["status"]["properties"]["replicas"]["items"]["properties"]
 
-    wait_until(knows_simulated, "the operator updates the definitions")
+    wait_until(knows_simulated, "the upgrade updates the definitions")
     installed.delete("pod", "from-before")
 
 

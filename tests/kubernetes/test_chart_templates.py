@@ -1,8 +1,10 @@
 """What the chart's templates render, for which values, and which values are refused."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ from tests.kubernetes.chart import CHART, NAMESPACE, RELEASE, ROOT, helm
 from aimgpu.kubernetes.cluster.admission.node_policy import node_policy
 from aimgpu.kubernetes.cluster.admission.warning_policies import changed_pod_warning, warning_policies
 from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration
+from aimgpu.kubernetes.cluster.definitions import definition_rules
 from aimgpu.kubernetes.cluster.operator.access_rules import namespaced_rules as operator_rules
 from aimgpu.kubernetes.cluster.operator.config_manager import DCM_TAINT
+from aimgpu.kubernetes.cluster.operator.options import parse_options as parse_operator_options
 from aimgpu.kubernetes.cluster.operator.plan_vocabulary import PLAN_TAINT
 from aimgpu.kubernetes.models.gateway.access_rules import namespaced_rules as gateway_rules
 from aimgpu.kubernetes.models.gateway.options import parse_options as parse_gateway_options
@@ -51,12 +55,11 @@ def test_containers_are_confined() -> None:
                 assert context["runAsNonRoot"]
 
 
-def test_page_agent_and_operator_deny_what_comes_in_and_no_policy_lets_every_namespace_measure() -> None:
+def test_the_page_denies_what_comes_in_and_no_policy_lets_every_namespace_measure() -> None:
     items = rendered()
     policies = {one["metadata"]["name"]: one["spec"] for one in items if one["kind"] == "NetworkPolicy"}
     assert "ingress" not in policies["aim-gpu-sharing-web"]
-    assert "ingress" not in policies["aim-gpu-sharing-operator"]
-    for name in ("aim-gpu-sharing-agent", "aim-gpu-sharing-gateway"):
+    for name in ("aim-gpu-sharing-agent", "aim-gpu-sharing-operator", "aim-gpu-sharing-gateway"):
         senders = [one for rule in policies[name]["ingress"] for one in rule.get("from", ())]
         assert senders
         assert {"namespaceSelector": {}} not in senders
@@ -415,6 +418,69 @@ def test_without_a_secret_the_gateway_has_no_port_of_tls() -> None:
     assert "tls" not in json.dumps(_gateway()).lower()
 
 
+def test_every_program_is_probed_and_runs_with_the_options_that_it_takes() -> None:
+    workloads = [item for item in rendered() if item["kind"] in ("DaemonSet", "Deployment")]
+    assert len(workloads) == len(COMPONENTS)
+    for item in workloads:
+        (container,) = item["spec"]["template"]["spec"]["containers"]
+        assert "livenessProbe" in container, item["metadata"]["name"]
+        assert {"readinessProbe", "startupProbe"} & container.keys(), item["metadata"]["name"]
+    (operator,) = (item for item in workloads if item["metadata"]["name"].endswith("operator"))
+    (container,) = operator["spec"]["template"]["spec"]["containers"]
+    assert parse_operator_options(container["args"]).metrics_port == container["ports"][0]["containerPort"]
+
+
+def test_the_agent_runs_on_nodes_with_a_gpu_unless_its_affinity_or_simulated_gpus_are_set() -> None:
+    def affinity(*options: str) -> dict[str, Any]:
+        found: dict[str, Any] = _of_component("agent", *options)["spec"].get("affinity", {})
+        return found
+
+    required = affinity()["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    labels = [one["key"] for term in required for one in term["matchExpressions"]]
+    assert len(labels) == len(required)  # any of them suffices
+    assert {"aim.amd.com/gpu-node", "nvidia.com/gpu.present", "feature.node.kubernetes.io/amd-gpu"} <= set(labels)
+    assert affinity("--set=agent.gpuNodesOnly=false") == {}
+    assert affinity("--set=agent.simulated=MI300X:1") == {}
+    own: dict[str, Any] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+    assert affinity("--set-json", f"agent.pod.affinity={json.dumps(own)}") == own
+
+
+def test_an_upgrade_brings_the_definitions_before_anything_else_and_an_installation_has_them() -> None:
+    hooks = [one for one in rendered() if one["metadata"].get("annotations", {}).get("helm.sh/hook") == "pre-upgrade"]
+    (job,) = (one for one in hooks if one["kind"] == "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-1] == "aimgpu.kubernetes.cluster.definitions"
+    (role,) = (one for one in hooks if one["kind"] == "ClusterRole")
+    assert role["rules"] == definition_rules()
+    (operator,) = (one for one in rendered() if one["kind"] == "ClusterRole" and one["metadata"]["name"].endswith("-operator"))
+    granted = {verb for rule in operator["rules"] if "customresourcedefinitions" in rule["resources"] for verb in rule["verbs"]}
+    assert granted == {"get"}  # an old leader takes nothing back
+
+
+def test_the_notes_name_the_gateway_keys_page_and_how_a_node_is_found(tmp_path: Path) -> None:
+    chart = tmp_path / CHART.name  # helm renders its notes with a cluster only
+    shutil.copytree(CHART, chart)
+    source = (CHART / "templates" / "NOTES.txt").read_text()
+    (chart / "templates" / "shown.yaml").write_text(
+        f'{{{{ define "notes" }}}}{source}{{{{ end }}}}text: {{{{ include "notes" . | quote }}}}'
+    )
+
+    def notes(*options: str) -> str:
+        command = ("template", RELEASE, str(chart), "--show-only=templates/shown.yaml", "--set=image.repository=r/a")
+        text: str = yaml.safe_load(helm(*command, "--kube-version=1.36.4", *options))["text"]
+        return text
+
+    text = notes()
+    for words in ("aim.amd.com/gpu-node=true", ".svc:80/v1", "aimgpu keys add", "deployment/aim-gpu-sharing-web 8081"):
+        assert words in text
+    text = notes("--set=agent.simulated=MI300X:1,gateway.enabled=false,web.enabled=false")
+    assert "SIMULATED" in text
+    assert not any(words in text for words in ("gpu-node", "/v1", "8081"))
+    assert "https://models.example/v1" in notes(
+        "--set=gateway.ingress.enabled=true,gateway.ingress.host=models.example,gateway.ingress.tlsSecret=s"
+    )
+
+
 def test_the_gateway_is_told_the_media_domains_and_whether_caches_are_apart() -> None:
     def variables(*options: str) -> dict[str, str]:
         (container,) = _gateway(*options)["Deployment"]["spec"]["template"]["spec"]["containers"]
@@ -435,3 +501,7 @@ def test_dashboards_and_alerts_are_those_of_the_project() -> None:
     assert boards == {path.name: path.read_text() for path in (ROOT / "deploy" / "grafana").glob("*.json")}
     ports = [end["port"] for item in found if item["kind"] == "ServiceMonitor" for end in item["spec"]["endpoints"]]
     assert ports == ["internal"]
+    monitors = {
+        (item["metadata"]["name"], end["port"]) for item in found for end in item.get("spec", {}).get("podMetricsEndpoints", ())
+    }
+    assert monitors == {("aim-gpu-sharing-agent", "metrics"), ("aim-gpu-sharing-operator", "metrics")}

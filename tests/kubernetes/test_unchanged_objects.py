@@ -13,11 +13,10 @@ from aimgpu.kubernetes.api.client import Client
 from aimgpu.kubernetes.cluster.admission.certificate_keeper import CertificateKeeper
 from aimgpu.kubernetes.cluster.admission.options import AdmissionOptions
 from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration, validating_configuration
-from aimgpu.kubernetes.cluster.operator import claim_templates, definitions, leader, plan_loop
+from aimgpu.kubernetes.cluster.operator import claim_templates, leader, plan_loop
 from aimgpu.kubernetes.cluster.operator.operator import Operator
 from aimgpu.kubernetes.cluster.operator.options import OperatorOptions
 from aimgpu.kubernetes.cluster.operator.shares import loop
-from aimgpu.kubernetes.vocabulary.custom_resources import custom_resource_definitions
 
 DRA = "/apis/resource.k8s.io/v1"
 OURS = {"app.kubernetes.io/managed-by": "aim-gpu-sharing"}
@@ -30,14 +29,13 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that the operator does now and then it does all the time."""
     monkeypatch.setattr(loop, "_RESYNC_SECONDS", 0.01)
     monkeypatch.setattr(plan_loop, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(definitions, "_LATER_SECONDS", 0.01)
     monkeypatch.setattr(leader, "_RETRY_SECONDS", 0.001)
     monkeypatch.setattr(leader, "_RENEW_SECONDS", 0.005)
     monkeypatch.setattr(claim_templates, "_age", lambda _since, _now: 1.0)
 
 
 def fill(api: ApiServer, client: Client) -> None:
-    """Workloads with shares, one that waits, plans of every kind, templates in use, our definitions."""
+    """Workloads with shares, one that waits, plans of every kind, templates in use."""
     cluster = PartitionedCluster(api, client)
     cluster.add_node(layout="CPX/NPS1")
     cluster.add_plan("done")
@@ -53,8 +51,6 @@ def fill(api: ApiServer, client: Client) -> None:
         template = {"metadata": {"name": f"t{number}", "labels": OURS}, "spec": {}}
         api.put(f"{DRA}/namespaces/team/resourceclaimtemplates", template)
         add_pod(api, number, waits=number == 4)
-    for definition in custom_resource_definitions():
-        api.put("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition, manager="aimgpu-operator")
 
 
 def add_pod(api: ApiServer, number: int, *, waits: bool) -> None:
@@ -118,9 +114,7 @@ def test_no_object_is_rewritten_by_resyncs_a_restart_or_another_leader() -> None
             assert written(api) == before
             assert sum(place[0] == "events" for place in before) == 5  # one for each workload, of its first report
             sent = {write for write in api.writes[settled:] if not any(word in write for word in ("/leases", "selfsubject"))}
-            assert {write.partition(" ")[2].split("/")[4] for write in sent} <= {
-                "customresourcedefinitions"
-            }  # compared by the server
+            assert sent == set()
 
     asyncio.run(main())
 
@@ -190,6 +184,22 @@ def test_while_nothing_changes_an_operator_renews_its_lease_and_asks_for_nothing
             version = api.store.version
             api.patch("/apis/aim.amd.com/v1alpha1/partitionplans/done", {"spec": {"layout": {"computeMode": "DPX"}}})
             await until(lambda: "/api/v1/nodes" in str(api.reads[asked:]) and api.store.version > version)  # it is awake again
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("hurried")
+def test_the_replica_that_leads_shows_it_and_what_it_has_done() -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            fill(api, client)
+            operator = Operator(client, OperatorOptions(namespace="system"))
+            assert b"aim_operator_leading 0" in operator.render()
+            running = asyncio.ensure_future(operator.run())
+            await until(lambda: b'aim_operator_reconciles_total{result="done"} 0' not in operator.render())
+            assert b"aim_operator_leading 1" in operator.render()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 

@@ -153,3 +153,8 @@ _EXPORTER = (
     _gauge("aim_exporter_dropped_series", "Series left out of this scrape because a metric had too many.", ("node",)),
 )
 METRICS = {metric.name: metric for metric in (*_DEVICES, *_MODELS, *_SCHEDULER, *_SLO, *_ENGINES, *_EXPORTER)}
+OPERATOR_METRICS = (  # of the operator on a cluster
+    _gauge("aim_operator_leading", "1 in the replica of the operator that leads.", ()),
+    _gauge("aim_operator_queue_depth", "Workloads whose GpuShares wait to be reconciled.", ()),
+    _counter("aim_operator_reconciles", "Looks at workloads since this replica leads; result: done, failed.", ("result",)),
+)

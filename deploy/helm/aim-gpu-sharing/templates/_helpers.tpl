@@ -219,3 +219,70 @@ spec:
 {{- end }}
 {{- end }}
 {{- end -}}
+
+{{- /* A Job of Helm's, `hook`, that runs `module` with the rights of files/cluster-rules-NAME.yaml. `deletePolicy`: of all of it. */}}
+{{- define "aim.hook" -}}
+{{- $name := printf "aim-gpu-sharing-%s" .name -}}
+{{- $hook := dict "helm.sh/hook" .hook "helm.sh/hook-delete-policy" .deletePolicy -}}
+{{- $root := .root -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{- include "aim.labels" $root | nindent 4 }}
+  annotations: {{- toYaml $hook | nindent 4 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ $name }}
+  labels: {{- include "aim.labels" $root | nindent 4 }}
+  annotations: {{- toYaml $hook | nindent 4 }}
+rules: {{- $root.Files.Get (printf "files/cluster-rules-%s.yaml" .name) | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ $name }}
+  labels: {{- include "aim.labels" $root | nindent 4 }}
+  annotations: {{- toYaml $hook | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ $name }}}
+subjects:
+  - {kind: ServiceAccount, name: {{ $name }}, namespace: {{ $root.Release.Namespace }}}
+---
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{- include "aim.labels" $root | nindent 4 }}
+  annotations: {{- toYaml (merge (dict "helm.sh/hook-weight" "1") $hook) | nindent 4 }}
+spec:
+  backoffLimit: 2
+  activeDeadlineSeconds: 300  # as long as Helm waits by default; the image may have to be pulled
+  template:
+    metadata:
+      labels: {{- include "aim.selector" (dict "root" $root "component" .name) | nindent 8 }}
+    spec:
+      serviceAccountName: {{ $name }}
+      restartPolicy: Never
+      {{- with $root.Values.imagePullSecrets }}
+      imagePullSecrets: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      tolerations:
+        - operator: Exists
+      containers:
+        - name: {{ .name }}
+          image: {{ include "aim.image" $root }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          command: [python, -m, {{ .module }}]
+          resources:
+            requests: {cpu: 10m, memory: 64Mi}
+            limits: {memory: 256Mi}
+          securityContext: {{- include "aim.restricted" $root | nindent 12 }}
+          volumeMounts:
+            - {name: tmp, mountPath: /tmp}
+      volumes:
+        - {name: tmp, emptyDir: {medium: Memory}}
+{{- end -}}

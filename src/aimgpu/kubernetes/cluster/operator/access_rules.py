@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aimgpu.kubernetes.cluster.operator.definitions import definition_rules
+from aimgpu.kubernetes.vocabulary.custom_resources import PARTITION_PLANS
 from aimgpu.kubernetes.vocabulary.names import GROUP
 
 
@@ -27,7 +27,12 @@ def cluster_role_rules() -> list[dict[str, Any]]:
         {"apiGroups": [GROUP], "resources": ["gpunodes"], "verbs": ["get", "list", "watch", "patch"]},
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch", "patch"]},
         {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
-        definition_rules(),
+        {
+            "apiGroups": ["apiextensions.k8s.io"],
+            "resources": ["customresourcedefinitions"],
+            "resourceNames": [f"{PARTITION_PLANS.plural}.{GROUP}"],  # whether plans are gone with their definition
+            "verbs": ["get"],
+        },
     ]
 
 

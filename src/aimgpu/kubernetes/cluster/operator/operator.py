@@ -3,14 +3,17 @@
 import asyncio
 import os
 import socket
+from collections.abc import Iterable, Iterator
 
 from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.api.metrics_server import MetricsServer
 from aimgpu.kubernetes.cluster.operator.claim_templates import TemplateCollector
-from aimgpu.kubernetes.cluster.operator.definitions import keep_definitions
 from aimgpu.kubernetes.cluster.operator.leader import Leader
 from aimgpu.kubernetes.cluster.operator.options import OperatorOptions
 from aimgpu.kubernetes.cluster.operator.plan_loop import PlanLoop
 from aimgpu.kubernetes.cluster.operator.shares.loop import ShareLoop
+from aimgpu.kubernetes.cluster.operator.work_queue import WorkQueue
+from aimgpu.monitoring.metrics import OPERATOR_METRICS, Metric, MetricKind
 
 
 class Operator:
@@ -19,18 +22,35 @@ class Operator:
     def __init__(self, client: Client, options: OperatorOptions) -> None:
         self._client = client
         self._options = options
+        self._shares: ShareLoop | None = None  # while it leads
         identity = f"{socket.gethostname()}-{os.getpid()}"
         self._leader = Leader(client, namespace=options.namespace, name="aim-gpu-sharing-operator", identity=identity)
 
     async def run(self) -> None:
         """For ever: an operator that lost the lead waits for it again."""
-        while True:
-            await self._leader.lead(self._work)
+        metrics = MetricsServer(self._options.metrics_port, self.render)
+        if self._options.metrics_port:
+            await metrics.start()
+        try:
+            while True:
+                await self._leader.lead(self._work)
+                self._shares = None
+        finally:
+            await metrics.stop()
+
+    def render(self) -> bytes:
+        """Its metrics. A replica that waits for the lead is well."""
+        leads, queue = self._shares is not None, self._shares.queue if self._shares else WorkQueue[object]()
+        values = {
+            "aim_operator_leading": [("", int(leads))],
+            "aim_operator_queue_depth": [("", len(queue))],
+            "aim_operator_reconciles": [(f'{{result="{one}"}}', queue.finished[one]) for one in ("done", "failed")],
+        }
+        return "".join(text for metric in OPERATOR_METRICS for text in _lines(metric, values[metric.name])).encode()
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(keep_definitions(self._client))
-            shares = ShareLoop(self._client, self._options)
+            shares = self._shares = ShareLoop(self._client, self._options)
             plans = PlanLoop(self._client, self._options.namespace)
             shares.listen(plans.wake)
             group.create_task(shares.run())
@@ -38,3 +58,9 @@ class Operator:
             places = sorted(self._options.namespaces)
             group.create_task(TemplateCollector(self._client, shares.used_templates, keep, places).run())
             group.create_task(plans.run())
+
+
+def _lines(metric: Metric, values: Iterable[tuple[str, int]]) -> Iterator[str]:
+    name = f"{metric.name}_total" if metric.kind is MetricKind.COUNTER else metric.name
+    yield f"# HELP {name} {metric.help}\n# TYPE {name} {metric.kind.value}\n"
+    yield from (f"{name}{labels} {value}\n" for labels, value in values)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 class OperatorOptions:
     namespace: str  # of its Lease
     namespaces: frozenset[str] = frozenset()  # whose workloads it looks after; empty: all
+    metrics_port: int = 0  # 0: no metrics and no probes
     keep_templates_seconds: float = 600.0  # a claim template that no pod uses is removed after twice so long
 
 
@@ -19,6 +20,12 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     parser.add_argument("--namespace", default=default, help="of its Lease (default: $POD_NAMESPACE)")
     parser.add_argument("--watch-namespaces", default="", help="a,b: only workloads of these namespaces (default: all)")
     parser.add_argument("--keep-templates-seconds", type=float, default=600.0, help="of claim templates that no pod uses")
+    parser.add_argument("--metrics-port", type=int, default=0, help="of /metrics and the probes (default: none)")
     given = parser.parse_args(arguments)
     chosen = frozenset(filter(None, (name.strip() for name in given.watch_namespaces.split(","))))
-    return OperatorOptions(namespace=given.namespace, namespaces=chosen, keep_templates_seconds=given.keep_templates_seconds)
+    return OperatorOptions(
+        namespace=given.namespace,
+        namespaces=chosen,
+        metrics_port=given.metrics_port,
+        keep_templates_seconds=given.keep_templates_seconds,
+    )

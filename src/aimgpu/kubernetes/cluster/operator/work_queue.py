@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -19,6 +20,7 @@ class WorkQueue(Generic[_Key]):
         self._working: set[_Key] = set()
         self._again: set[_Key] = set()
         self._failures: dict[_Key, int] = {}
+        self.finished: Counter[str] = Counter()  # by result: done, failed
         self._jitter = jitter
 
     def add(self, key: _Key) -> None:
@@ -39,12 +41,18 @@ class WorkQueue(Generic[_Key]):
         self._working.add(key)
         return key
 
+    def __len__(self) -> int:
+        """Keys that wait."""
+        return len(self._queued)
+
     def done(self, key: _Key) -> None:
+        self.finished["done"] += 1
         self._failures.pop(key, None)
         self._finish(key)
 
     def failed(self, key: _Key) -> float:
         """It comes again after a pause that grows with every failure; returns the pause."""
+        self.finished["failed"] += 1
         count = self._failures[key] = self._failures.get(key, 0) + 1
         pause: float = min(_FIRST_PAUSE_SECONDS * 2 ** (count - 1), _LONGEST_PAUSE_SECONDS) * (0.5 + self._jitter() / 2)
         self._finish(key)

@@ -10,6 +10,7 @@ from typing import Any
 
 from aimgpu.errors import AimGpuError, Conflict, NotFoundInCluster, OtherLedgerSchema
 from aimgpu.kubernetes.api.client import Client, Object
+from aimgpu.kubernetes.api.metrics_server import MetricsServer
 from aimgpu.kubernetes.api.resources import NODES, RESOURCE_CLAIMS
 from aimgpu.kubernetes.node.agent.conflicts import Offers, RivalWatch, find_conflicts, find_rival_sockets
 from aimgpu.kubernetes.node.agent.gpu_node import (
@@ -23,7 +24,7 @@ from aimgpu.kubernetes.node.agent.gpu_node import (
     write_gpu_node,
 )
 from aimgpu.kubernetes.node.agent.labels import label_changes, node_labels, plugin_sharing
-from aimgpu.kubernetes.node.agent.metrics import MetricsServer, grant_rows, render, survey_rows
+from aimgpu.kubernetes.node.agent.metrics import grant_rows, render, survey_rows
 from aimgpu.kubernetes.node.agent.node_objects import NodeObjects
 from aimgpu.kubernetes.node.agent.options import Options
 from aimgpu.kubernetes.node.agent.survey import Survey, Surveyor

@@ -1,14 +1,12 @@
-"""Metrics of the node's GPUs and grants, and whether the agent is well, over HTTP."""
+"""Metrics of the node's GPUs and grants."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-
-from aiohttp import web
 
 from aimgpu.domain import Grant, Instance
 from aimgpu.isolation.region import TenantUse
 from aimgpu.kubernetes.node.agent.survey import Survey
 from aimgpu.kubernetes.node.device_plugin.pod_replicas import TENANT_PREFIX
-from aimgpu.monitoring.exposition import CONTENT_TYPE, Exposition, Row
+from aimgpu.monitoring.exposition import Exposition, Row
 from aimgpu.placement.fit import ungranted_bytes
 
 ReadTenants = Callable[[str], Mapping[str, TenantUse]]
@@ -69,33 +67,3 @@ def render(rows: Sequence[Row]) -> bytes:
     for found in by_name.values():
         exposition.add(found)
     return exposition.render()
-
-
-class MetricsServer:
-    """``/metrics``, and ``/healthz`` for the kubelet: 503 until the GPUs were read once."""
-
-    def __init__(self, port: int, collect: Callable[[], bytes | None]) -> None:
-        self._port = port
-        self._collect = collect
-        self._runner: web.AppRunner | None = None
-
-    async def start(self) -> None:
-        application = web.Application()
-        application.router.add_get("/metrics", self._metrics)
-        application.router.add_get("/healthz", self._health)
-        self._runner = web.AppRunner(application, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, None, self._port).start()
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        text = self._collect()
-        if text is None:
-            return web.Response(status=503, text="the GPUs were not read yet\n")
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
-
-    async def _health(self, _request: web.Request) -> web.Response:
-        return web.Response(status=200 if self._collect() is not None else 503)

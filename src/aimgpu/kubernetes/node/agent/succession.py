@@ -5,8 +5,8 @@ import logging
 
 from aimgpu.errors import LedgerOwned
 from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.api.metrics_server import MetricsServer
 from aimgpu.kubernetes.node.agent.agent import Agent
-from aimgpu.kubernetes.node.agent.metrics import MetricsServer
 from aimgpu.kubernetes.node.agent.options import Options
 from aimgpu.kubernetes.node.agent.wiring import check_hardware, make_hardware
 

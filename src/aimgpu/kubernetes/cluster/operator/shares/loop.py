@@ -37,7 +37,7 @@ class ShareLoop:
         self._options = options
         self._pods = PodIndex()
         self._gpus = KnownGpus()
-        self._queue: WorkQueue[Workload] = WorkQueue()
+        self.queue: WorkQueue[Workload] = WorkQueue()
         self._waiting: set[Workload] = set()  # with a pod that has no node
         places = sorted(options.namespaces)
         shares = Mirror(client, GPU_SHARES, as_it_is, namespaces=places, on_change=self._saw_share)
@@ -60,7 +60,7 @@ class ShareLoop:
                 await mirror.synced.wait()
             log.info("operator.synced", extra={"data": {"pods": len(self._pods), "claims": len(self._gpus.claims)}})
             for _ in range(_WORKERS):
-                group.create_task(work(self._queue, self._reconcile))
+                group.create_task(work(self.queue, self._reconcile))
 
     def listen(self, on_change: OnChange[Object]) -> None:
         """Another loop that pods, claims, slices and GpuNodes matter to: what they are is followed once."""
@@ -110,11 +110,11 @@ class ShareLoop:
     def _saw_share(self, key: Key, before: Object | None, now: Object | None) -> None:
         """One that was changed or deleted by hand is put right; one whose workload went while we were away is removed."""
         if wanted := ((now or before or {}).get("spec") or {}).get("workload"):
-            self._queue.add(Workload(key[0], wanted["kind"], wanted["name"]))
+            self.queue.add(Workload(key[0], wanted["kind"], wanted["name"]))
 
     def _add(self, workloads: set[Workload]) -> None:
         for workload in workloads:
-            self._queue.add(workload)
+            self.queue.add(workload)
 
     async def _look_at_waiting(self) -> None:
         """What is free for them changes with every pod of the cluster: it is shown now and then."""
@@ -132,7 +132,7 @@ class ShareLoop:
         now = dt.datetime.now(dt.UTC)
         again = await self._writer.write(workload, pods, self._gpus, now)
         if again is not None:
-            self._queue.add_after(workload, again)
+            self.queue.add_after(workload, again)
         waits = any(not node_of(pod) and not is_finished(pod) for pod in pods)
         (self._waiting.add if waits else self._waiting.discard)(workload)
         for pod in pods:

@@ -1,6 +1,7 @@
 """The route table follows the controller; a change of one model makes no other route again."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,22 @@ def test_a_released_model_is_not_found_any_more(controller: Controller, table: R
     controller.release(["chat"])
     routes.refresh()
     assert [model.name for model in table.list()] == ["code"]
+
+
+def test_a_model_that_is_being_prepared_is_known_and_its_callers_are_held(
+    controller: Controller, table: RouteTable, routes: ControllerRoutes
+) -> None:
+    chat, code = replace(deployment("chat"), aliases=("gpt",)), deployment("code")
+    controller.apply([code])
+    with routes.expect([chat, code]):
+        routes.refresh()
+        coming = find(table, "gpt")
+        assert (coming.name, coming.state, coming.reason, coming.backends) == ("chat", "queued", "it is being prepared", ())
+        assert coming.arrival == Arrival(slots=1, seconds=None)
+        assert find(table, "code").backends
+        controller.apply([chat, code])
+        routes.refresh()
+        assert find(table, "chat").backends
+        controller.release(["chat"])
+    routes.refresh()
+    assert table.find("chat") is None

@@ -153,6 +153,12 @@ def test_an_unknown_model_is_told_the_nearest_and_the_known_ones(serve: Serve, e
     assert engine.asked == []
 
 
+def test_before_there_is_any_model_callers_are_to_ask_again(serve: Serve) -> None:
+    got = chat(serve().port)
+    assert (got.status, got.headers["retry-after"], got.error["code"]) == (503, "1", "model_not_ready")
+    assert "No model is served here yet" in got.error["message"]
+
+
 @pytest.mark.parametrize(("state", "reason"), [("loading", None), ("failed", "out of memory at load")])
 def test_a_model_that_cannot_answer_yet_says_why_and_when_to_ask_again(serve: Serve, state: str, reason: str | None) -> None:
     served = serve()

@@ -38,10 +38,10 @@ def test_the_client_streams_an_answer(serve: Serve, engine: ScriptedEngine) -> N
 
 def test_the_client_says_what_went_wrong(serve: Serve) -> None:
     served = serve()
+    served.routes.put("late", "loading")
     wrong = run_client(f"{served.url}/v1", "nope", "hi")
     assert wrong.returncode != 0
     assert "404" in wrong.stderr
-    served.routes.put("late", "loading")
     assert "Ask again in 5 s" in run_client(f"{served.url}/v1", "late", "hi").stderr
     assert "does not answer" in run_client("http://127.0.0.1:1/v1", "chat", "hi").stderr
 

@@ -395,8 +395,12 @@ def test_a_request_for_a_model_whose_image_is_nowhere_is_answered_with_the_reaso
     key = aimgpu_keys(installed, "add", "bob").strip()
     ready = wait_for(partial(gateways, installed), bool, "a gateway")
     port = installed.forward(8080, ready[0]["status"]["podIP"])
-    # Until the gateway knows the key and the model.
-    status, answer = wait_for(partial(ask, port, key, "broken"), lambda found: found[0] not in {401, 404}, "an answer")
+
+    def knows(found: tuple[int, Any]) -> bool:
+        """The gateway: the key, and the model."""
+        return found[0] not in {401, 404} and "No model is served here yet" not in str(found[1])
+
+    status, answer = wait_for(partial(ask, port, key, "broken"), knows, "an answer")
     assert (status, image in answer["error"]["message"]) == (503, True), answer
     aimgpu_keys(installed, "remove", "bob")
     aimgpu(installed, namespace, "down")

@@ -3,7 +3,8 @@
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from aimgpu.control.stack.overrides import unmask
 from aimgpu.control.stack.stack_file import Stack, parse_stack
 from aimgpu.daemon.log_tail import follow_log, read_tail
 from aimgpu.daemon.status import Addresses, StatusSources, describe_status
-from aimgpu.domain import QueueSettings
+from aimgpu.domain import Deployment, QueueSettings
 from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment, from_os_error
 from aimgpu.keyfile import bearer_token
 from aimgpu.placement import snapshot_to_json
@@ -58,6 +59,7 @@ class ApiDependencies:
     token: str
     addresses: Addresses
     reconciled: asyncio.Event  # nothing is changed before the ledger equals the truth
+    expect: Callable[[Sequence[Deployment]], AbstractContextManager[None]]  # callers of these are held meanwhile
     check_gpus: Callable[[Stack], None]  # raises Conflict where the stack wants other GPUs than the daemon has
     stop: Callable[[], None]  # ends the daemon after the answer is out
     read_sharing: Callable[[], Mapping[str, object]]  # by model, what it leaves to others on its GPU, as JSON
@@ -111,7 +113,8 @@ class _Api:
         queue = QueueSettings() if prune and stack.queue is None else stack.queue
 
         def work(emit: Emit) -> None:
-            outcome = self._controller.apply(deployments, emit=emit, dry_run=dry_run, prune=prune, make_room=make_room)
+            with self._parts.expect(() if dry_run else deployments):
+                outcome = self._controller.apply(deployments, emit=emit, dry_run=dry_run, prune=prune, make_room=make_room)
             if queue is not None and not outcome.plan.refusals:
                 self._change_queue(queue, emit, dry_run=dry_run)
 

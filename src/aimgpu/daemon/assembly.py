@@ -225,7 +225,7 @@ class _Daemon:
                 read_scores=partial(monitor.report, windows=1, every_class=False),
                 authority=authority,
             ),
-            self._make_api(StatusSources.of(controller, dependencies, activator.waiting_for_room), ledger, reconciled, token),
+            self._make_api(StatusSources.of(controller, dependencies, activator.waiting_for_room), ledger, routes, token),
         )
         access = Admission(keys=self._keys.table, authority=authority, hosts=_read_hosts())
         gateway.fallback = Router(page, exporter, access, self._read_for_metrics, reconciled.is_set)
@@ -300,7 +300,7 @@ class _Daemon:
         self._options.home.daemon_file.unlink(missing_ok=True)
         self._owner.release()
 
-    def _make_api(self, status: StatusSources, ledger: Ledger, reconciled: asyncio.Event, token: str) -> Application:
+    def _make_api(self, status: StatusSources, ledger: Ledger, routes: ControllerRoutes, token: str) -> Application:
         gateway = self._gateway
         if gateway is None:
             raise RuntimeError("the gateway comes first")
@@ -309,7 +309,8 @@ class _Daemon:
                 status=status,
                 token=token,
                 addresses=self._addresses,
-                reconciled=reconciled,
+                reconciled=self._reconciled,
+                expect=routes.expect,
                 check_gpus=lambda stack: wiring.check_gpus(stack, status.hardware),
                 stop=self._stop,
                 read_sharing=self._sharing.report,

@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -100,6 +101,8 @@ class ControllerRoutes:
         self._created = int(time.time())
         self._keys: dict[str, str] = {}
         self._made: dict[str, tuple[_RouteInputs, ServedModel]] = {}
+        self._expected: Mapping[int, Sequence[Deployment]] = {}
+        self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="routes", daemon=True)
 
@@ -113,6 +116,19 @@ class ControllerRoutes:
         self._stopped.set()
         self._controller.changes.notify()
         self._thread.join()
+
+    @contextmanager
+    def expect(self, deployments: Sequence[Deployment]) -> Iterator[None]:
+        """Callers of these are held, though they are still being sized or fetched and the controller does not know them yet."""
+        with self._lock:
+            self._expected = {**self._expected, id(deployments): deployments}
+        self._controller.changes.notify()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._expected = {key: each for key, each in self._expected.items() if key != id(deployments)}
+            self._controller.changes.notify()
 
     def refresh(self) -> None:
         """Replace the table; only what changed is made again, so that a change costs the same whatever the number of models."""
@@ -133,7 +149,14 @@ class ControllerRoutes:
             each = tuple(tuple(signals.get(instance.id, ())) for instance in mine)
             made[item.name] = self._make(_RouteInputs(item, mine, keys, each, waiting.get(item.name), simulated))
         self._made = made
-        self._routes.replace(each for inputs, route in made.values() for each in _with_adapters(inputs.deployment, route))
+        served = [(inputs.deployment, route) for inputs, route in made.values()]
+        expected = {item.name: item for each in self._expected.values() for item in each if item.name not in made}
+        served += [(item, self._coming(item, simulated=simulated)) for item in expected.values()]
+        self._routes.replace(each for item, route in served for each in _with_adapters(item, route))
+
+    def _coming(self, deployment: Deployment, *, simulated: bool) -> ServedModel:
+        served = self._served(_RouteInputs(deployment, (), (), (), "it is being prepared", simulated))
+        return replace(served, arrival=Arrival(slots=deployment.concurrency or 1, seconds=None))
 
     def _follow(self) -> None:
         seen = self._controller.changes.version

@@ -20,6 +20,7 @@ from aimgpu.errors import (
     MethodNotAllowed,
     ModelForbidden,
     ModelNotFound,
+    ModelNotReady,
     NoSuchPath,
     suggest_nearest,
 )
@@ -79,6 +80,7 @@ _CLIENT_GONE = 499
 _SERVER_ERROR = 500
 _LOGGED_PER_SECOND = 10.0
 _MAX_LISTED = 50
+_RETRY_SECONDS = 1
 _Wire = tuple[Scope, Head, Receive, Send, Exchange | None]
 _OWN_HEADERS = frozenset({b"x-aimgpu-priority", b"x-aimgpu-deadline-ms", b"traceparent"})
 _ServeBody = Callable[[bytes, Caller, _Wire], Awaitable[None]]
@@ -458,10 +460,13 @@ class Gateway:
             raise InvalidRequest("'model' must name a model.", hint="GET /v1/models lists them.", param="model")
         if model is None and len(name) > LONGEST_NAME:
             raise ModelNotFound("There is no model of so long a name here.", hint="GET /v1/models lists them.")
+        if model is None and not self._routes.list():  # in the first moments of `aimgpu up`
+            hint = "`aimgpu up` starts some."
+            raise ModelNotReady("No model is served here yet.", hint=hint, retry_after_seconds=_RETRY_SECONDS)
         if model is None:
             names = sorted(m.name for m in self._visible(caller))
             near = suggest_nearest([name], [*names, *(alias for m in self._visible(caller) for alias in m.aliases)])
-            listed = ", ".join(names[:_MAX_LISTED]) or "none yet"
+            listed = ", ".join(names[:_MAX_LISTED]) or "none that this key may use"
             raise ModelNotFound(f"There is no model '{name[:100]}' here.", hint=f"{near}Known models: {listed}.")
         if caller.models is not None and not _may_use(caller, model):
             raise ModelForbidden(f"This API key may not use '{name or model.name}'.", param="model")

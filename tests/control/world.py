@@ -239,6 +239,9 @@ class FakeSleeper(FakeEngine):
 
 
 class FakeStore:
+    def find_config(self, model: str, *, fetch: bool) -> LocalModel | None:
+        return None
+
     def find(self, model: str) -> LocalModel | None:
         return LocalModel(name=model, path=Path("/nowhere/model.gguf"), format="gguf")
 

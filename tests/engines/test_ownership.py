@@ -14,6 +14,7 @@ import pytest
 
 from aimgpu import procfs
 from aimgpu.domain import ProcessIdentity
+from aimgpu.engines import ownership
 from aimgpu.engines.health import ask
 from aimgpu.engines.launchers.registry import identify
 from aimgpu.engines.ownership import EngineOwner, check_peer, expecting
@@ -135,3 +136,16 @@ def test_no_byte_is_sent_to_a_neighbour_at_the_port() -> None:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_an_engine_that_ends_while_it_is_looked_at_is_not_taken_for_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine() as (owner, port, process), socket.create_connection(("127.0.0.1", port)) as connection:
+
+        def ends_now(_owner: EngineOwner, _user: int, _inode: int) -> bool:
+            process.kill()
+            process.wait()
+            return False
+
+        monkeypatch.setattr(ownership, "_belongs", ends_now)
+        with pytest.raises(ConnectionResetError):
+            check_peer(owner, connection.getsockname()[:2], connection.getpeername()[:2])

@@ -69,7 +69,7 @@ def serve_docker(path: Path) -> Iterator[FakeDocker]:
                 super().handle_error(request, client_address)
 
     with Server(str(path), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield docker
         server.shutdown()

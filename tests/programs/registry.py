@@ -43,7 +43,7 @@ def serve_registry() -> Iterator[Registry]:
 
     with Server(("127.0.0.1", 0), Handler) as server:
         state.image = f"127.0.0.1:{server.server_address[1]}/test/engine:1"
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield state
         server.shutdown()

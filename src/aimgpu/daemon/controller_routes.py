@@ -70,6 +70,8 @@ class EngineOwners:
             raise EngineUnreachable("no engine runs at this address any more")
         try:
             check_peer(owner, ours, theirs)
+        except ConnectionResetError as error:
+            raise EngineUnreachable(str(error)) from error
         except StrangerListens as error:
             log.error("engine.stranger", extra={"data": {"instance": owner.instance_id, "reason": error.message}})  # noqa: TRY400
             raise

@@ -53,6 +53,15 @@ def network_secrets() -> dict[str, str]:
     return {name: os.environ[name] for name in (*_HUB_SECRETS, *_PROXIES) if name in os.environ}
 
 
+def model_location(path: Path) -> str:
+    """Absolute, and under the name it has: parts of a split model are found by it, and files in the hub's cache are links."""
+    return str(path.parent.resolve() / path.name)
+
+
 def model_mounts(request: LaunchRequest) -> tuple[Mount, ...]:
-    """The local model, for a container to see."""
-    return (Mount(path=str(request.model_path.resolve())),) if request.model_path else ()
+    """The local model, for a container to see; of the hub's cache the whole repository, whose links lead to its blobs."""
+    if request.model_path is None:
+        return ()
+    path = Path(model_location(request.model_path))
+    repository = next((one for one in path.parents if one.name.startswith("models--") and (one / "blobs").is_dir()), path)
+    return (Mount(path=str(repository)),)

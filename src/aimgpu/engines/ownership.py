@@ -64,11 +64,18 @@ def expected() -> EngineOwner | None:
 
 
 def check_peer(owner: EngineOwner, ours: Address, theirs: Address, net: Path = Path("/proc/net")) -> None:
-    """Of a connection between these ports of loopback. Raises StrangerListens where its other end is not the instance's."""
+    """Of a connection between these ports of loopback.
+
+    Raises StrangerListens where its other end is not the instance's, ConnectionResetError where the instance ends meanwhile.
+    """
     listeners, accepted = _read_rows(ours[1], theirs[1], net)
     found = accepted or listeners
     if found and all(_belongs(owner, user, inode) for user, inode in found):
         return
+    if found and (
+        _is_ending(owner) or set(found).isdisjoint(row for rows in _read_rows(ours[1], theirs[1], net) for row in rows)
+    ):
+        raise ConnectionResetError(f"{owner.instance_id} closed its socket while it was checked")
     users = ", ".join(str(user) for user in sorted({user for user, _ in found})) or "unknown"
     raise StrangerListens(
         f"another program (user {users}) listens at port {theirs[1]} in place of {owner.instance_id}; nothing was sent to it",
@@ -106,6 +113,14 @@ def _belongs(owner: EngineOwner, user: int, inode: int) -> bool:
         return True
     others = [one.pid for one in procfs.read_processes() if one.session == main and one.pid != main]
     return any(_holds(pid, inode) for pid in {*others, *procfs.read_tree(main)} - {main})
+
+
+def _is_ending(owner: EngineOwner) -> bool:
+    """A process that exits gives up all its files before its sockets are closed and before it is seen to be gone."""
+    try:
+        return procfs.is_running(owner.process) and not os.listdir(f"/proc/{owner.process.pid}/fd")  # noqa: PTH208
+    except OSError:
+        return False
 
 
 def _holds(pid: int, inode: int) -> bool:

@@ -228,5 +228,8 @@ class ModelStore(Protocol):
     def find(self, model: str) -> LocalModel | None:
         """A path the user gave, or what the cache holds; no download."""
 
+    def find_config(self, model: str, *, fetch: bool) -> LocalModel | None:
+        """The folder with a hub model's config.json, without its weights: enough to size it. `fetch` brings just that file."""
+
     def fetch(self, model: str, progress: Progress) -> LocalModel:
         """Find it or bring it as GGUF, checked by hash, never half-written. Raises ModelUnavailable with what to do."""

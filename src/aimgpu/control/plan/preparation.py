@@ -12,7 +12,7 @@ from aimgpu.domain import Ask, Deployment, Device, Vendor
 from aimgpu.engines.models.hub import GGUF
 from aimgpu.engines.overrides import check_overrides
 from aimgpu.engines.protocols import Availability, Engine, LocalModel, ServerEngine, Sleeper
-from aimgpu.errors import EngineUnavailable, InvalidInput
+from aimgpu.errors import EngineUnavailable, InvalidInput, UnknownModel
 
 
 def prepare(dependencies: Dependencies, deployment: Deployment, emit: Emit, *, may_fetch: bool) -> Prepared:
@@ -31,11 +31,17 @@ def prepare(dependencies: Dependencies, deployment: Deployment, emit: Emit, *, m
     if remark:
         emit(Event(kind=EventKind.STEP, deployment=deployment.name, text=f"{deployment.name}: {engine} {remark}"))
     check_name(dependencies, deployment, engine)
-    may_fetch = may_fetch and not dependencies.engines[engine].fetches_models
-    local = _find_model(dependencies, deployment, emit, may_fetch=may_fetch)
+    by_itself = dependencies.engines[engine].fetches_models
+    local = _find_model(dependencies, deployment, emit, may_fetch=may_fetch and not by_itself)
     vendor = vendor_for(deployment.ask, devices).value
-    in_host_memory = remark is not None or are_simulated(devices)
-    footprint = replace(dependencies.size(deployment, engine, local, vendor), in_host_memory=in_host_memory)
+    try:
+        footprint = dependencies.size(deployment, engine, local, vendor)
+    except UnknownModel:
+        config = dependencies.models.find_config(deployment.model, fetch=may_fetch) if by_itself else None
+        if config is None:
+            raise
+        footprint = dependencies.size(deployment, engine, config, vendor)
+    footprint = replace(footprint, in_host_memory=remark is not None or are_simulated(devices))
     installed = not dependencies.launchers[deployment.launcher].brings_engines
     check_overrides(deployment, dependencies.engines[engine], footprint, installed=installed)
     no_sleep = _why_no_sleep(dependencies.engines[engine], deployment, devices, installed=installed)

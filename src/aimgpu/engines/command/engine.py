@@ -9,7 +9,14 @@ from aimgpu.domain import Deployment, ServerProgram
 from aimgpu.engines.command.presets import find_preset
 from aimgpu.engines.endpoint import ENDPOINT_NAME, choose_port, prepare_run_directory, write_endpoint, write_whole
 from aimgpu.engines.health import ask, read_endpoint
-from aimgpu.engines.launch_environment import hub_environment, is_container, listen_host, model_mounts, network_secrets
+from aimgpu.engines.launch_environment import (
+    hub_environment,
+    is_container,
+    listen_host,
+    model_location,
+    model_mounts,
+    network_secrets,
+)
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
 from aimgpu.errors import EngineUnavailable, InvalidInput
 
@@ -60,7 +67,7 @@ class CommandEngine:
         write_endpoint(request.run_directory, port)
         settings = {"health": server.health, "models": server.models, "ready_seconds": server.ready_seconds}
         write_whole(request.run_directory / _SERVER_NAME, settings)
-        model = str(request.model_path.resolve()) if request.model_path else request.instance.model
+        model = model_location(request.model_path) if request.model_path else request.instance.model
         given = {"{port}": str(port), "{host}": listen_host(request), "{model}": model, "{key}": request.api_key}
         given["{memory_fraction}"] = _memory_fraction(request)
         preset = find_preset(server.argv[0])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from aimgpu.domain import Footprint
 from aimgpu.engines.flags import as_arguments, normalise_flags
-from aimgpu.engines.launch_environment import listen_host
+from aimgpu.engines.launch_environment import listen_host, model_location
 from aimgpu.engines.llamacpp.purpose import Purpose, find_purpose
 from aimgpu.engines.models.packaged import find_packaged
 from aimgpu.engines.protocols import LaunchRequest
@@ -47,7 +47,7 @@ def server_arguments(request: LaunchRequest, model_path: Path, port: int, *, bui
     where = ("--host", listen_host(request), "--port", str(port), "--alias", request.instance.deployment)
     adapters = [part for each in request.overrides.adapters for part in ("--lora", each.path)]
     apart = ("--lora-init-without-apply",) if adapters else ()  # each request says which it wants
-    return ("--model", str(model_path.resolve()), *where, *as_arguments(flags), *adapters, *apart)
+    return ("--model", model_location(model_path), *where, *as_arguments(flags), *adapters, *apart)
 
 
 def _sized_flags(footprint: Footprint) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from aimgpu.engines.endpoint import write_whole
 from aimgpu.engines.flags import normalise_flags
+from aimgpu.engines.launch_environment import model_location
 from aimgpu.engines.llamacpp.log import read_failure
 from aimgpu.engines.llamacpp.purpose import find_purpose
 from aimgpu.engines.models.packaged import find_packaged
@@ -71,7 +72,7 @@ def _settings(request: LaunchRequest, model_path: Path) -> dict[str, object]:
     slots = _whole(flags, "parallel", footprint.concurrency)
     packaged = find_packaged(request.instance.model)
     return {
-        "model_path": str(model_path.resolve()),
+        "model_path": model_location(model_path),
         "alias": request.instance.deployment,
         "run_directory": str(request.run_directory.resolve()),
         "context_tokens": _whole(flags, "ctx-size", footprint.context_tokens * slots),

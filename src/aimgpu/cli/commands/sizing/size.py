@@ -81,6 +81,9 @@ def size(
     count = parse_parameter_count(parameters) if parameters else None
     model, engine = subject.model, subject.engine
     basis = own_basis([engine])
+    if count is None and subject.path is None and basis.catalogue().find(model) is None:
+        config = make_model_store().find_config(model, fetch=True)
+        subject = replace(subject, path=config.path) if config else subject
     if count is None and subject.path is None and (near := _near(basis.catalogue(), model)):
         raise UnknownModel(f"nothing is known of the model {model!r}", hint=ask_about(near))
     name = basis.catalogue_name(model, engine)

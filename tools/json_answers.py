@@ -221,6 +221,8 @@ _INSTANCE = {
     ],
     "priority": Maybe(str),
     "state": str,
+    "pid": Maybe(int),
+    "end": Maybe({"exit_code": Maybe(int), "granted_bytes": int, "peak_bytes": Maybe(int), "seconds": int}),
     "percent": Maybe(int),
     "stage": Maybe(str),
     "service": [str],
@@ -263,7 +265,9 @@ STATUS = {
     "simulated": bool,
     "version": str,
     "pid": int,
-    "deployments": [{"name": str, "replicas": int, "aliases": [str], "default": bool, "adapters": [str]}],
+    "deployments": [
+        {"name": str, "replicas": int, "aliases": [str], "default": bool, "adapters": [str], "command": Maybe(str)}
+    ],
     "gpus": [_STATUS_GPU],
     "instances": [_INSTANCE],
     "waiting": [{"name": str, "model": str, "priority": str, "replicas": int, "reason": str, **_RETRY}],

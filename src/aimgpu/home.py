@@ -30,6 +30,11 @@ def failed_log(home: Path, model: str) -> Path:
     return home / "failed-logs" / f"{model}.log"
 
 
+def last_run(home: Path, program: str) -> Path:
+    """Where it is kept how the last run of a program ended."""
+    return home / "program-runs" / f"{program}.json"
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     path: Path

@@ -16,6 +16,7 @@ from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.llamacpp.engine import LlamaCppEngine, installed_llamacpp
 from aimgpu.engines.models.store import LocalModelStore
 from aimgpu.engines.ollama.engine import OllamaEngine
+from aimgpu.engines.program.engine import ProgramEngine
 from aimgpu.engines.protocols import Engine, Launcher
 from aimgpu.engines.vllm.engine import VllmEngine
 from aimgpu.errors import AimGpuError, Conflict, HardwareUnavailable, UnknownProduct
@@ -118,7 +119,7 @@ def make_engines(store: LocalModelStore, cache: Path, *, has_gpu: bool) -> dict[
     """Best first."""
     probe = store.find("HuggingFaceTB/SmolLM2-135M-Instruct")
     llamacpp = LlamaCppEngine(cache_directory=cache, probe_model=probe.path if probe else None, has_gpu=has_gpu)
-    engines: tuple[Engine, ...] = (VllmEngine(), llamacpp, OllamaEngine(), CommandEngine())
+    engines: tuple[Engine, ...] = (VllmEngine(), llamacpp, OllamaEngine(), CommandEngine(), ProgramEngine())
     return {engine.name: engine for engine in engines}
 
 

@@ -142,7 +142,7 @@ def test_a_value_outside_of_its_range_is_refused_with_the_range(
         wrong += [str(kind.max + 1)] if kind.max is not None else []
         wrong += ["nan", "inf"]
     for value in wrong:
-        error = fails(capsys, *path.split(), *words, option, value)
+        error = fails(capsys, *path.split(), option, value, *words)
         assert option in error["message"]
         if isinstance(kind, click.Choice):
             assert all(str(choice) in error["message"] for choice in kind.choices)

@@ -143,7 +143,7 @@ def test_no_color_switches_colours_off(
 
 def test_nothing_that_runs_is_said_in_words(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.answer("GET /status", status())
-    assert shown(capsys, "ps")[0].startswith("No model runs.\n")
+    assert shown(capsys, "ps")[0].startswith("Nothing runs.\n")
 
 
 def test_what_a_grant_is_good_for_is_shown_below_the_table(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:

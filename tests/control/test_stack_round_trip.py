@@ -21,6 +21,7 @@ from aimgpu.domain import (
     Fraction,
     Memory,
     Priority,
+    ProcessIdentity,
     SecretKind,
     SecretSource,
     ServerProgram,
@@ -220,3 +221,32 @@ def refusal_of(name: str) -> str | None:
     except InvalidStackFile as error:
         return error.message
     return None
+
+
+def test_a_program_survives_and_one_of_a_caller_is_left_out() -> None:
+    text = """programs:
+  train: {command: [python, train.py], directory: /work, gpu: {memory: 8GiB}, restart: on-failure, sharing: fair, env: {A: b}}
+"""
+    (program,) = parse_stack(text).deployments
+    assert parse_stack(write_stack([program]).replace("***", "b")).deployments == (program,)
+    assert program.overrides.program is not None
+    caller = replace(program.overrides.program, caller=ProcessIdentity(pid=1, start_ticks=1, boot_id="b"))
+    assert write_stack([replace(program, overrides=replace(program.overrides, program=caller))]) == write_stack([])
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("{gpu: {memory: 1GiB}}", "what to run"),
+        ("{command: true}", "must say how much"),
+        ("{command: true, gpu: auto}", "must say how much"),
+        ("{command: true, gpu: {memory: 1GiB}, keep: 10m}", "keep"),
+        ("{command: '', gpu: {memory: 1GiB}}", "command"),
+        ("{command: true, gpu: {memory: 1GiB}, sharing: promise}", "promise"),
+        ("{command: true, gpu: {memory: 1GiB}, restart: often}", "restart"),
+    ],
+)
+def test_a_program_that_is_written_wrongly_is_named_with_its_line(entry: str, says: str) -> None:
+    with pytest.raises(InvalidStackFile, match="line 2") as error:
+        parse_stack(f"programs:\n  train: {entry}\n")
+    assert says in error.value.message

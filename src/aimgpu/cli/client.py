@@ -69,6 +69,10 @@ class DaemonClient:
         query = {name: str(int(on)) for name, on in flags.items()} | ({"launcher": launcher} if launcher else {})
         return self._events(f"/apply?{urlencode(query)}", body)
 
+    def exec(self, program: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Events as of `apply`; `granted` has the environment of the program."""
+        return self._events("/exec", program)
+
     def plan_partition(self, device_id: str, layout: str) -> dict[str, Any]:
         """What a change of layout would stop and bring back."""
         return self._json("POST", "/partition?dry_run=1", {"device": device_id, "layout": layout})

@@ -19,6 +19,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
     "Serve models": {
         "up": Entry("aimgpu.cli.commands.serve.up:up", "Serve the models of a stack file behind one OpenAI endpoint."),
         "run": Entry("aimgpu.cli.commands.serve.run:run", "Talk to a model; start it first where it does not run."),
+        "exec": Entry("aimgpu.cli.commands.serve.exec:exec_command", "Run any program in a share of a GPU."),
         "pull": Entry("aimgpu.cli.commands.serve.pull:pull", "Bring models onto this machine before they are served."),
         "down": Entry("aimgpu.cli.commands.serve.down:down", "Stop models and give back what they held."),
         "ps": Entry("aimgpu.cli.commands.serve.ps:ps", "The models that run: where, with how much memory, in what state."),

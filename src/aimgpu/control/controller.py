@@ -301,6 +301,15 @@ class Controller:
             operation = self._applier.commit(plan, _NOTHING)
         self._run(operation, emit)
 
+    def note_ended(self, name: str, *, emit: Emit = ignore) -> None:
+        """Look at a program now: what ended is recorded or started again, and what a caller brought is forgotten."""
+        deployment = self._ledger.deployment(name)
+        if deployment is not None and deployment.has_caller:
+            self.release([name], emit=emit)
+            return
+        for instance in self._of([name]):
+            self._lifecycle.check_alive(instance, emit)
+
     # --- repairing ---
 
     def reconcile(self, *, emit: Emit = ignore, wait: bool = True) -> tuple[Repair, ...]:

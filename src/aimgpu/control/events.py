@@ -11,6 +11,7 @@ class EventKind(StrEnum):
     STEP = "step"
     PROGRESS = "progress"
     STATE = "state"
+    GRANTED = "granted"  # to a caller that becomes the program
     REFUSED = "refused"
     ERROR = "error"
     DONE = "done"

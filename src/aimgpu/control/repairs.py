@@ -20,6 +20,7 @@ class RepairKind(StrEnum):
 
     ADOPT = "adopt"  # runs and is wanted: keep it, and wait for it where it was still loading
     RESTART = "restart"  # wanted, but gone
+    END = "end"  # a program that ended meanwhile
     UNLOAD = "unload"  # slept in place, and is gone: it stays asleep, and holds nothing
     RELEASE = "release"  # not wanted, or was being released
     STOP = "stop"  # runs, and the ledger does not know it
@@ -64,7 +65,8 @@ def _repair(
 
     if instance.deployment not in wanted or instance.state is InstanceState.DRAINING:
         return of(RepairKind.RELEASE)
-    if instance.state in (InstanceState.FAILED, InstanceState.SLEEPING) and process is None and not instance.grants:
+    settled = (InstanceState.FAILED, InstanceState.SLEEPING, InstanceState.ENDED)
+    if instance.state in settled and process is None and not instance.grants:
         return of(RepairKind.SHOW)
     granted = bool(instance.grants) and (
         partitions is None or all(grant.partition_id in partitions for grant in instance.grants)
@@ -73,6 +75,8 @@ def _repair(
     itself = process is not None and instance.process in (None, process)
     if itself and granted:
         return of(RepairKind.ADOPT)
+    if instance.is_program and instance.process is not None and not itself:
+        return of(RepairKind.END)
     return of(RepairKind.UNLOAD if instance.state is InstanceState.SLEEPING else RepairKind.RESTART)
 
 
@@ -194,6 +198,8 @@ class Repairs:
                     launcher.stop(process, grace_seconds=self._dependencies.timing.grace_seconds)
             case Repair(kind=RepairKind.UNLOAD, instance=instance) if instance:
                 self._lifecycle.unload(instance, emit)
+            case Repair(kind=RepairKind.END, instance=instance) if instance:
+                self._lifecycle.end(instance, emit)
             case Repair(kind=RepairKind.RELEASE | RepairKind.RESTART, instance=instance) if instance:
                 self._lifecycle.release(instance, emit, drain=False)
 

@@ -115,7 +115,8 @@ class Restarts:
     def restart(self, names: Iterable[str], emit: Emit, *, wait: bool) -> None:
         """One that no longer fits does not hold up the others, and one that is being tried is not tried twice."""
         chosen = self._take(set(names))
-        going = [deployment for deployment in self._ledger.deployments() if deployment.name in chosen]
+        wanted = [deployment for deployment in self._ledger.deployments() if deployment.name in chosen]
+        going = [deployment for deployment in wanted if not deployment.has_caller]  # which is started once, by its caller
         self._give_back(chosen - {deployment.name for deployment in going})
         going.sort(key=lambda deployment: -deployment.ask.priority.rank)
         turns = [PlanningTurn(deployment.ask.priority.rank, self._effects) for deployment in going]

@@ -18,8 +18,10 @@ from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.stack.overrides import unmask
 from aimgpu.control.stack.stack_file import Stack, parse_stack
 from aimgpu.daemon.log_tail import follow_log, read_tail
+from aimgpu.daemon.programs import ProgramLine
 from aimgpu.daemon.status import Addresses, StatusSources, describe_status
-from aimgpu.domain import Deployment, QueueSettings
+from aimgpu.domain import Deployment, ProcessIdentity, QueueSettings
+from aimgpu.domain.codec import decode
 from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment, from_os_error
 from aimgpu.keyfile import bearer_token
 from aimgpu.placement import snapshot_to_json
@@ -29,6 +31,7 @@ from aimgpu.web.request_body import read_json
 
 _LARGEST_BODY = 4 << 20
 _MOST_LOG_LINES = 10_000
+_LONGEST_WAIT_SECONDS = 10**9  # for room: as good as for ever
 _LONG = "api"  # what takes minutes has a thread of its own, and takes none that quick answers need
 
 
@@ -37,6 +40,7 @@ ROUTES = (  # all behind `Door.CHANGE`
     ("GET", "/api/v1/slo", "slo"),
     ("GET", "/api/v1/snapshot", "snapshot"),
     ("POST", "/api/v1/apply", "apply"),
+    ("POST", "/api/v1/exec", "exec"),
     ("POST", "/api/v1/release", "release"),
     ("POST", "/api/v1/partition", "partition"),
     ("POST", "/api/v1/resize", "resize"),
@@ -66,6 +70,7 @@ class ApiDependencies:
     read_scores: Callable[[], Mapping[str, object]]  # the gateway's promises, queues and pressure, as JSON
     describe_queue: Callable[[], Mapping[str, object]]  # its stated bounds, as JSON
     queue: QueueStore
+    line: ProgramLine
 
 
 def create_api(parts: ApiDependencies) -> Starlette:
@@ -113,12 +118,34 @@ class _Api:
         queue = QueueSettings() if prune and stack.queue is None else stack.queue
 
         def work(emit: Emit) -> None:
-            with self._parts.expect(() if dry_run else deployments):
+            models = () if dry_run else [one for one in deployments if one.overrides.program is None]
+            with self._parts.expect(models):
                 outcome = self._controller.apply(deployments, emit=emit, dry_run=dry_run, prune=prune, make_room=make_room)
             if queue is not None and not outcome.plan.refusals:
                 self._change_queue(queue, emit, dry_run=dry_run)
 
         return _event_stream(work)
+
+    async def exec(self, request: Request) -> Response:
+        """One program, for a caller that becomes it, or to be started here; the stream ends with what it is started with."""
+        self._check_token(request)
+        body = await read_json(request, most_bytes=_LARGEST_BODY)
+        text, base, named = body.get("stack"), body.get("base_directory"), body.get("named", False)
+        caller, wait_seconds = body.get("caller"), body.get("wait_seconds", 0)
+        if not (isinstance(text, str) and isinstance(base, str) and isinstance(named, bool)):
+            raise InvalidInput("exec needs {stack: text, base_directory: path, named: bool}")
+        if not isinstance(wait_seconds, int | float) or not 0 <= wait_seconds <= _LONGEST_WAIT_SECONDS:
+            raise InvalidInput(f"wait_seconds is no number from 0 to {_LONGEST_WAIT_SECONDS}")
+        process = decode(ProcessIdentity, caller, "caller") if caller is not None else None
+        stack = parse_stack(text, source="exec", base_directory=Path(base))
+        self._parts.check_gpus(stack)
+        program = stack.deployments[0].overrides.program if len(stack.deployments) == 1 else None
+        if program is None:
+            raise InvalidInput("exec takes one program")
+        await self._parts.reconciled.wait()
+        overrides = replace(stack.deployments[0].overrides, program=replace(program, caller=process))
+        deployment = replace(stack.deployments[0], overrides=overrides)
+        return _event_stream(lambda emit: self._parts.line.run(deployment, wait_seconds, emit, named=named))
 
     def _change_queue(self, settings: QueueSettings, emit: Emit, *, dry_run: bool) -> None:
         if settings == self._parts.queue.read():

@@ -35,6 +35,7 @@ from aimgpu.daemon.event_loop import call_in_loop
 from aimgpu.daemon.metrics import make_exporter, make_observer
 from aimgpu.daemon.mps_reaper import end_unused_mps, keep_mps
 from aimgpu.daemon.page import PageDependencies, make_page
+from aimgpu.daemon.programs import ProgramLine, watch_programs
 from aimgpu.daemon.queue_settings import QueueSettingsStore
 from aimgpu.daemon.reloading_keys import ReloadingKeys
 from aimgpu.daemon.router import Admission, Router
@@ -212,6 +213,7 @@ class _Daemon:
             background_reader.start()
         reconciled = self._reconciled
         self._sharing = _make_sharing(controller, gateway, interposer, arbiter)
+        self._line = ProgramLine(controller, dependencies.runs)
         token = _make_token(self._options.home)
         authority = Authority(token, self._keys.table)
         page = make_page(
@@ -274,6 +276,7 @@ class _Daemon:
         return [
             asyncio.create_task(reconcile(controller, ledger.set_aside, reconciled)),
             asyncio.create_task(supervise(controller, reconciled)),
+            asyncio.create_task(watch_programs(controller, self._line, reconciled)),
             asyncio.create_task(bound_own_log(self._options.home.log_file)),
             asyncio.create_task(put_idle_to_sleep(parts.activator.tick, reconciled)),
             asyncio.create_task(watch(controller, watched, reconciled)),
@@ -317,6 +320,7 @@ class _Daemon:
                 read_scores=gateway.slo_monitor.report,
                 describe_queue=gateway.slo_monitor.describe_queue,
                 queue=QueueSettingsStore(ledger, gateway),
+                line=self._line,
             )
         )
 

@@ -145,7 +145,7 @@ class ControllerRoutes:
             by_deployment.setdefault(instance.deployment, []).append(instance)
         waiting = {item.deployment: item.reason for item in self._controller.waiting()}
         made: dict[str, tuple[_RouteInputs, ServedModel]] = {}
-        for item in self._controller.deployments():
+        for item in (one for one in self._controller.deployments() if one.overrides.program is None):
             mine = tuple(by_deployment.get(item.name, ()))
             keys = tuple(self._keys.get(instance.id) for instance in mine)
             each = tuple(tuple(signals.get(instance.id, ())) for instance in mine)

@@ -1,7 +1,8 @@
 """What runs where, for the command line and the page."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def describe_status(sources: StatusSources, addresses: Addresses) -> dict[str, A
                 "aliases": list(item.aliases),
                 "default": item.default,
                 "adapters": [each.name for each in item.overrides.adapters],
+                "command": shlex.join(item.overrides.program.argv) if item.overrides.program else None,
             }
             for item in controller.deployments()
         ],
@@ -181,7 +183,7 @@ def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses,
         "state": item.state.value,
         "percent": item.percent,
         "stage": item.stage,
-        "concurrency": item.concurrency,
+        "concurrency": None if item.is_program else item.concurrency,
         "context_tokens": item.context_tokens,
         "kv_tokens": item.kv_tokens,
         "kv_cache_bytes": item.kv_cache_bytes,
@@ -191,7 +193,9 @@ def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses,
         "reason": describe_retry(retry, REAL.wall_ms()) if failed and retry and retry.failures else item.reason,
         "retry": _retry(retry) if failed and retry else None,
         "last_lines": list(item.last_lines),
-        "endpoint": addresses.models_url if item.state.value == "ready" else None,
+        "endpoint": addresses.models_url if item.state.value == "ready" and not item.is_program else None,
+        "pid": item.process.pid if item.process and item.is_program else None,
+        "end": asdict(item.end) if item.end else None,
     }
 
 
@@ -219,7 +223,7 @@ def _describe_service(item: Instance) -> Iterator[str]:
 
 def _unused_bytes(item: Instance) -> int | None:
     """Of each of its grants, what it was not started to use; None where it is not known, or it does not run."""
-    if item.sized_bytes is None or not item.grants or item.state is InstanceState.SLEEPING:
+    if item.sized_bytes is None or item.is_program or not item.grants or item.state is InstanceState.SLEEPING:
         return None
     return max(0, min(grant.memory_bytes for grant in item.grants) - item.sized_bytes)
 

@@ -7,17 +7,21 @@ thing that is charged. A Deployment is a model that should run, an Instance is o
 from aimgpu.domain.ask import Ask, Auto, Fraction, IsolationRequirement, Memory, PartitionKind, Priority, Spread, Want, Whole
 from aimgpu.domain.compute import GrantedCompute, granted_compute, granted_to
 from aimgpu.domain.deployment import (
+    PROGRAM,
     Adapter,
     Deployment,
     EngineOverrides,
     Instance,
     InstanceState,
     ProcessIdentity,
+    RestartPolicy,
+    RunEnd,
     SecretKind,
     SecretSource,
     ServerProgram,
     Sharing,
     SleepFootprint,
+    UserProgram,
     WatchdogPolicy,
 )
 from aimgpu.domain.device import Device, Layout, Partition, Vendor
@@ -31,6 +35,7 @@ from aimgpu.domain.usage import DeviceUsage, ForeignProcess
 
 __all__ = [
     "LEAST_LEVEL",
+    "PROGRAM",
     "Adapter",
     "Ask",
     "Auto",
@@ -62,6 +67,8 @@ __all__ = [
     "ProcessIdentity",
     "QueueSettings",
     "Refusal",
+    "RestartPolicy",
+    "RunEnd",
     "SecretKind",
     "SecretSource",
     "ServerProgram",
@@ -72,6 +79,7 @@ __all__ = [
     "Slot",
     "Spread",
     "Term",
+    "UserProgram",
     "Vendor",
     "Want",
     "WatchdogPolicy",

@@ -1,4 +1,4 @@
-"""Models that should run, and the copies that do."""
+"""Models and programs that should run, and the copies that do."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -8,6 +8,8 @@ from aimgpu.domain.ask import Ask, Memory, Priority
 from aimgpu.domain.grant import Grant
 from aimgpu.domain.objective import ServiceObjective
 from aimgpu.domain.placement import Slot
+
+PROGRAM = "program"  # stands for the engine where none serves
 
 
 class WatchdogPolicy(StrEnum):
@@ -55,6 +57,33 @@ class ServerProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIdentity:
+    """A process that cannot be mistaken for another: pids are reused, start times are not."""
+
+    pid: int
+    start_ticks: int  # field 22 of /proc/<pid>/stat: clock ticks after boot
+    boot_id: str  # ticks count from a boot; another boot, another process
+
+
+class RestartPolicy(StrEnum):
+    """When a program that ended is started again."""
+
+    NEVER = "never"
+    ON_FAILURE = "on-failure"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserProgram:
+    """Anything but a server of models: it runs in its grant until it ends."""
+
+    argv: tuple[str, ...]
+    directory: str | None = None  # where it runs; None: in the run folder of its instance
+    restart: RestartPolicy = RestartPolicy.NEVER
+    caller: ProcessIdentity | None = None  # becomes the program itself once it has its grant; None: the daemon starts it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """A LoRA adapter of a model: a model of its own to callers."""
 
@@ -75,11 +104,12 @@ class EngineOverrides:
     image: str | None = None  # for launchers that run containers
     adapters: tuple[Adapter, ...] = ()
     server: ServerProgram | None = None  # the program itself, where the engine is whatever the user names
+    program: UserProgram | None = None  # what runs instead of an engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """A model that should run, as the user wrote it."""
+    """A model or program that should run, as the user wrote it."""
 
     name: str
     model: str
@@ -112,6 +142,11 @@ class Deployment:
         )
 
     @property
+    def has_caller(self) -> bool:
+        """Whether it is the process of a caller: it runs once, and nobody else can start it."""
+        return self.overrides.program is not None and self.overrides.program.caller is not None
+
+    @property
     def present_ask(self) -> Ask:
         """The Ask, with the share that a resize gave it in place of the one that the user wrote."""
         if self.resized_bytes is None:
@@ -125,17 +160,9 @@ class InstanceState(StrEnum):
     READY = "ready"
     SLEEPING = "sleeping"
     DRAINING = "draining"
+    ENDED = "ended"  # a program, by itself, and it is not started again
     FAILED = "failed"
     ABSENT = "absent"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessIdentity:
-    """A process that cannot be mistaken for another: pids are reused, start times are not."""
-
-    pid: int
-    start_ticks: int  # field 22 of /proc/<pid>/stat: clock ticks after boot
-    boot_id: str  # ticks count from a boot; another boot, another process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +171,16 @@ class SleepFootprint:
 
     device_bytes: int  # on each of its Devices
     host_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """What a program that ended leaves to know."""
+
+    exit_code: int | None  # 128 + N for signal N, as shells report it; None: not known
+    granted_bytes: int  # on each of its GPUs
+    peak_bytes: int | None = None  # the most that it held on one of them; None: nothing counted it
+    seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +212,13 @@ class Instance:
     sized_bytes: int | None = None  # what it was started to use of each of its grants
     in_host_memory: bool = False  # its GPU is simulated, or its engine runs on the CPU
     stage: str | None = None  # what it does while it loads ("loading weights"), where the engine reports it
+    began_ms: int | None = None  # wall clock, of a program
+    end: RunEnd | None = None  # of a program that ended
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it is no server: nobody asks it anything, and it ends by itself."""
+        return self.engine == PROGRAM
 
     @property
     def sleeps_in_place(self) -> bool:

@@ -58,6 +58,7 @@ class Command:
     secrets: Mapping[str, str] = field(default_factory=dict)  # environment that is never printed
     port: int | None = None  # where it listens, for launchers that run containers: published on loopback alone
     control_group: Path | None = None  # cgroup v2: its processes belong there from their first instruction
+    process: ProcessIdentity | None = None  # that waits to become the program, with what it is given; None: it is started
 
 
 class HealthState(StrEnum):
@@ -166,6 +167,14 @@ class Sleeper(Protocol):
 
     def wake(self, run_directory: Path, api_key: str) -> None:
         """Returns when it has its memory again; `check_health` reports when it can serve. Raises EngineFailed."""
+
+
+@runtime_checkable
+class EndingEngine(Protocol):
+    """An Engine whose instances end by themselves."""
+
+    def exit_code(self, run_directory: Path) -> int | None:
+        """Of the run that ended; None: it is not known."""
 
 
 class Launcher(Protocol):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from aimgpu.domain import Device, Grant, Level, Partition
 from aimgpu.errors import NotAllowed
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
-from aimgpu.isolation.protocols import Counter, Enforcement, Grouping, Mechanism, Offer, Resizer, SpaceLimit
+from aimgpu.isolation.protocols import Counter, Enforcement, Grouping, Mechanism, Offer, PeakCounter, Resizer, SpaceLimit
 
 NOTHING = Enforcement(level=Level.NONE, mechanism="none")
 
@@ -74,6 +74,11 @@ class MechanismChooser:
         """What the grant's processes use now; None where it is not known."""
         counted = [mechanism.read_used_bytes(grant) for mechanism in self._holding(grant) if isinstance(mechanism, Counter)]
         return max((used for used in counted if used is not None), default=None)
+
+    def read_peak_bytes(self, grant: Grant) -> int | None:
+        """The most that they used at once since it was granted; None where it is not known."""
+        counted = [one.read_peak_bytes(grant) for one in self._holding(grant) if isinstance(one, PeakCounter)]
+        return max((peak for peak in counted if peak is not None), default=None)
 
     def _holding(self, grant: Grant) -> list[Mechanism]:
         """What makes this Grant true, what counts most exactly first: it refuses before anything changed."""

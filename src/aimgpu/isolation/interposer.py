@@ -147,6 +147,11 @@ class Interposer:
             return next((use.used_bytes for use in region.read_use() if use.name == grant.instance_id), None)
         return None
 
+    def read_peak_bytes(self, grant: Grant) -> int | None:
+        """The most that they used at once since it was granted."""
+        uses = (use for region in self._holding(grant) for use in region.read_use() if use.name == grant.instance_id)
+        return next((use.peak_bytes for use in uses), None)
+
     def region(self, partition_id: str, *, memory_bytes: int, uuid: str = "") -> Region:
         """The region of a partition, made where there is none."""
         path = region_path(self._directory, partition_id)

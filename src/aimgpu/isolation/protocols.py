@@ -56,6 +56,14 @@ class Counter(Protocol):
 
 
 @runtime_checkable
+class PeakCounter(Protocol):
+    """An Isolator or Mechanism that knows the most of a Grant that was in use at once."""
+
+    def read_peak_bytes(self, grant: Grant) -> int | None:
+        """Since the Grant is held; None: nothing of this kind holds it."""
+
+
+@runtime_checkable
 class Grouping(Protocol):
     """A mechanism that limits a control group, so only a launcher that puts processes there can use it."""
 

@@ -18,6 +18,7 @@ _STATES = {
     InstanceState.READY: "ready",
     InstanceState.SLEEPING: "asleep",
     InstanceState.DRAINING: "draining: requests in flight finish",
+    InstanceState.ENDED: "ended",
     InstanceState.FAILED: "failed",
     InstanceState.ABSENT: "gone",
 }

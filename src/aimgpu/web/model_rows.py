@@ -1,5 +1,6 @@
 """The models section: one row for each deployment, with its instances, traffic and promises."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,10 +28,12 @@ _ORDER = (
     InstanceState.LOADING,
     InstanceState.DRAINING,
     InstanceState.QUEUED,
+    InstanceState.ENDED,
     InstanceState.READY,
     InstanceState.SLEEPING,
     InstanceState.ABSENT,
 )
+_RUNNING = "running"  # a program that is ready
 _REFUSED = "refused"  # wanted, and no room
 _NOT_STARTED = "wanted; no copy has been placed yet"
 _ABOUT_TO_START = "has its place; the engine is about to start"
@@ -69,6 +72,7 @@ class ModelRows:
         return {
             "name": wanted.name,
             "model": wanted.model,
+            "program": shlex.join(wanted.overrides.program.argv) if wanted.overrides.program else None,
             "aliases": list(wanted.aliases),
             "default": wanted.default,
             "engine": instances[0].engine if instances else wanted.engine,
@@ -83,7 +87,7 @@ class ModelRows:
             "gpu": describe_want(wanted.present_ask.want),
             "keep_seconds": wanted.keep_seconds,
             "pinned": wanted.keep_seconds is None,
-            "state": state,
+            "state": _RUNNING if wanted.overrides.program and state == InstanceState.READY else state,
             "reason": reason,
             "percent": next((one.percent for one in instances if one.percent is not None), None),
             "granted_bytes": sum(grant.memory_bytes for grant in granted),

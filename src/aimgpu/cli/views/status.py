@@ -15,10 +15,13 @@ STATE_STYLES = {
     "queued": "yellow",
     "draining": "yellow",
     "sleeping": "cyan",
+    "running": "green",
+    "ended": "cyan",
     "failed": "bold red",
     "absent": "red",
 }
 _ONLY_WIDE = ("ENGINE", "REQUESTS", "LEVEL", "MECHANISM", "ENDPOINT")
+_LONGEST_COMMAND = 40
 _PRIORITIES = ("high", "medium", "low")
 COLUMNS = (
     Column("NAME", fold=False),
@@ -59,7 +62,7 @@ def print_instances(status: Mapping[str, Any], *, wide: bool = False) -> None:
         click.secho(f"note: {note}", fg="yellow", err=True)
     instances = [*status.get("instances", []), *({**item, "state": "queued"} for item in status.get("waiting", ()))]
     if not instances:
-        click.echo("No model runs.")
+        click.echo("Nothing runs.")
         return
     rows = [instance_row(instance, status) for instance in instances]
     columns: tuple[Column, ...] = COLUMNS
@@ -68,7 +71,7 @@ def print_instances(status: Mapping[str, Any], *, wide: bool = False) -> None:
     for name in () if wide else _ONLY_WIDE:
         columns, rows = _without(columns, rows, name)
     print_table(columns, rows)
-    for line in (*service_lines(instances), *sharing_lines(status.get("sharing", {}))):
+    for line in (*end_lines(instances), *service_lines(instances), *sharing_lines(status.get("sharing", {}))):
         click.echo(line)
     for instance in instances:
         print_failure(str(instance.get("name")), instance)
@@ -80,6 +83,15 @@ def _without(
     """The table without the column of this name."""
     kept = [number for number, column in enumerate(columns) if column.header != name]
     return tuple(columns[number] for number in kept), [[row[number] for number in kept] for row in rows]
+
+
+def end_lines(instances: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """What programs that ended took of what they were granted."""
+    for instance in instances:
+        end = instance.get("end") or {}
+        if end.get("peak_bytes") is not None:
+            peak, granted = (format_bytes(end[key], up=True) for key in ("peak_bytes", "granted_bytes"))
+            yield f"{_name(instance)} ended after {end['seconds']} s; it held at most {peak} of {granted}"
 
 
 def service_lines(instances: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -116,7 +128,7 @@ def _yielded(entry: Mapping[str, Any], share: float) -> str:
 
 def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list[str | Cell]:
     """One row of the table."""
-    state = str(instance.get("state"))
+    state = shown_state(instance)
     percent = instance.get("percent")
     shown = f"{state} {percent}%" if state == "loading" and percent is not None else state
     if state == "loading" and instance.get("stage"):
@@ -124,7 +136,7 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
     memory = instance.get("memory_bytes")
     return [
         _name(instance),
-        str(instance.get("model")).rsplit("/", maxsplit=1)[-1],
+        _what(instance, status),
         str(instance.get("engine") or "-"),
         _where(instance, status),
         format_bytes(memory, up=True) if memory else "-",
@@ -132,9 +144,26 @@ def instance_row(instance: Mapping[str, Any], status: Mapping[str, Any]) -> list
         _requests(instance),
         str(instance.get("level") or "-"),
         "-" if instance.get("mechanism") in (None, "none") else str(instance["mechanism"]),
-        Cell(shown, STATE_STYLES.get(state, "")),
+        Cell(shown, STATE_STYLES.get(state.partition(" ")[0], "")),
         str(instance.get("endpoint") or status.get("models_url") or "-") if state in ("ready", "sleeping") else "-",
     ]
+
+
+def shown_state(instance: Mapping[str, Any]) -> str:
+    """A program that is ready runs; one that ended, with its exit code."""
+    state, end = str(instance.get("state")), instance.get("end") or {}
+    if state == "ready" and instance.get("engine") == "program":
+        return "running"
+    return f"ended ({end['exit_code']})" if state == "ended" and end.get("exit_code") is not None else state
+
+
+def _what(instance: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """The model, or the command of a program."""
+    commands = {item.get("name"): item.get("command") for item in status.get("deployments", ())}
+    command = str(commands.get(instance.get("name")) or "")
+    if command:
+        return command if len(command) <= _LONGEST_COMMAND else command[: _LONGEST_COMMAND - 1] + "…"
+    return str(instance.get("model")).rsplit("/", maxsplit=1)[-1]
 
 
 def _requests(instance: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from aimgpu.control.instance.in_place import InPlace, Sleepers
 from aimgpu.control.instance.launch_environment import find_partition, make_launch_environment, set_limits
 from aimgpu.control.instance.liveness import Liveness
 from aimgpu.control.instance.more_room import give_more_room, read_missing_bytes
+from aimgpu.control.instance.program_run import describe_end, is_started_again, note_run
 from aimgpu.control.instance.recorder import InstanceRecorder, explain
 from aimgpu.control.instance.run_folder import (
     RunRecord,
@@ -40,6 +41,7 @@ _COMPUTING_AT_ONCE = 2  # starts
 _LONGEST_TURN_SECONDS = 0.5
 _LONGEST_READING_SECONDS = 90.0  # of the GPUs; each driver has a bound of its own below that
 _POLLED_AT_FULL_RATE = 4  # instances that load
+_STOPPED = (InstanceState.FAILED, InstanceState.ENDED)
 
 
 class Lifecycle:
@@ -133,9 +135,10 @@ class Lifecycle:
         with self._guard(instance.id):
             current = self._dependencies.ledger.instance(instance.id)
             if current is not None:
-                if current.state not in (InstanceState.FAILED, InstanceState.DRAINING):
+                note_run(self._dependencies, current)
+                if current.state not in (*_STOPPED, InstanceState.DRAINING):
                     current = self._recorder.record(replace(current, state=InstanceState.DRAINING, percent=None), emit)
-                if current.state is not InstanceState.FAILED:  # which is stopped already
+                if current.state not in _STOPPED:
                     if drain:
                         self._recorder.drain(current.id)
                     self._recorder.stop(current)
@@ -213,6 +216,8 @@ class Lifecycle:
                 with suppress(AimGpuError, OSError):  # it is asked again: what others were found to be counts all the same
                     self._sleepers.check(current, emit)
             elif current is not None and current.state is InstanceState.READY and current.process is not None:
+                if current.is_program:  # one that is stopped by Ctrl-Z is as its user wants it
+                    return None if self._recorder.is_running(current) else self._end(current, emit)
                 trouble = self._find_trouble(current)
                 if trouble is not None:
                     self._recorder.fail(current, trouble, emit)
@@ -220,6 +225,21 @@ class Lifecycle:
             return None
         finally:
             guard.release()
+
+    def end(self, instance: Instance, emit: Emit) -> str | None:
+        """Record that a program ended, and free its grant. Why it is started again; None where it is not."""
+        with self._guard(instance.id):
+            return self._end(instance, emit)
+
+    def _end(self, instance: Instance, emit: Emit) -> str | None:
+        deployment = self._dependencies.ledger.deployment(instance.deployment)
+        end = note_run(self._dependencies, instance)
+        if is_started_again(deployment, end):
+            trouble = describe_end(end)
+            self._recorder.fail(instance, trouble, emit)
+            return trouble
+        self._recorder.finish(instance, end, emit)
+        return None
 
     def is_due(self, instance: Instance) -> bool:
         """Whether its engine is to be asked again, beyond looking whether its process runs."""
@@ -282,6 +302,8 @@ class Lifecycle:
         except (AimGpuError, OSError) as error:
             known = self._dependencies.ledger.instance(instance.id) or instance
             return self._recorder.fail(known, explain(error), emit, gives_up=gives_up)
+        if ready.is_program:
+            return ready
         note_start(self._dependencies.runs, ready)
         self._dependencies.learn(ready, footprint, self._first_lines(ready))
         return ready
@@ -297,6 +319,8 @@ class Lifecycle:
                     began = self._effects.now()
                     launched, endpoint = self._launch_until_ready(instance, request, emit)
                 ready = _ready(launched, endpoint, load_ms=self._milliseconds_since(began))
+                if ready.is_program:
+                    ready = replace(ready, began_ms=self._effects.wall_ms())
                 return self._recorder.record(ready, emit), request.footprint
             except EngineFailed as failure:
                 missing = read_missing_bytes(self._dependencies, instance)
@@ -423,6 +447,8 @@ class Lifecycle:
 
     def _wait_until_ready(self, instance: Instance, emit: Emit) -> str:
         """Its endpoint, once it serves; one that is asleep is woken first, once."""
+        if instance.is_program:
+            return ""  # that it ended meanwhile is noticed as at any later time
         engine = self._dependencies.engines[instance.engine]
         folder = self._dependencies.runs / instance.id
         key = read_api_key(self._dependencies.runs, instance.id) or ""

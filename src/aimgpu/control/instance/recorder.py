@@ -6,9 +6,10 @@ from dataclasses import replace
 from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, Event, EventKind
+from aimgpu.control.instance.program_run import describe_end
 from aimgpu.control.instance.run_folder import keep_failed_log
 from aimgpu.control.waiting import note_failed
-from aimgpu.domain import Instance, InstanceState
+from aimgpu.domain import Instance, InstanceState, RunEnd
 from aimgpu.engines.causes import PORT_TAKEN
 from aimgpu.engines.protocols import Launcher
 from aimgpu.errors import AimGpuError, EngineFailed, describe_os_error
@@ -75,6 +76,11 @@ class InstanceRecorder:
             return note_failed(known, told, self._dependencies.timing, effects.jitter(), gives_up=gives_up)
 
         return self._end(failed, instance, emit, make_retry)
+
+    def finish(self, instance: Instance, end: RunEnd, emit: Emit) -> Instance:
+        """What is left of it is stopped, its grant freed; it stays shown as ended."""
+        ended = replace(_ended(instance, InstanceState.ENDED, describe_end(end)), end=end)
+        return self._end(ended, instance, emit)
 
     def unload(self, instance: Instance, emit: Emit, *, reason: str | None = None) -> None:
         """Stopped, its grant freed, and asleep: a request starts it again."""

@@ -23,7 +23,7 @@ from aimgpu.domain import Deployment, Instance, InstanceState, Placement, Refusa
 from aimgpu.placement import Snapshot
 from aimgpu.placement.decide import decide_all
 
-_SETTLED = frozenset({InstanceState.READY, InstanceState.SLEEPING, InstanceState.FAILED})
+_SETTLED = frozenset({InstanceState.READY, InstanceState.SLEEPING, InstanceState.ENDED, InstanceState.FAILED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def plan_stack(
     memory that is needed is unloaded.
     """
     names = {item.name for item in deployments} | {item.name for item in prepared}
-    beside = tuple(name for name in state.wanted if name not in names)
+    beside = tuple(name for name, item in state.wanted.items() if name not in names and not item.has_caller)
     going = [one for one in state.running if prune and one.deployment in beside]
     left = replace(
         state,

@@ -35,11 +35,10 @@ def read_server(fields: dict[str, YamlNode], want: Want, base_directory: Path | 
         raise engine.complaint("nobody can size a server of your own: 'gpu' must say how much it gets", hint)
     if "adapters" in fields:
         raise fields["adapters"].complaint(f"'adapters' beside 'engine: {name}'", "vLLM and llama.cpp serve adapters.")
-    directory = Path(fields["directory"].text("./server")).expanduser() if "directory" in fields else Path()
     ready_seconds = _read_timeout(fields.get("ready_timeout"))
     return ServerProgram(
         argv=_preset_command(preset, fields) if preset else _own_command(fields),
-        directory=str((base_directory / directory).absolute()) if base_directory is not None else _absolute(directory),
+        directory=read_directory(fields.get("directory"), base_directory),
         health=_read_health(fields.get("health")),
         models=_read_models(fields.get("models")),
         ready_seconds=ready_seconds or (preset.ready_seconds if preset else None),
@@ -67,23 +66,29 @@ def _preset_command(preset: Preset, fields: dict[str, YamlNode]) -> tuple[str, .
     return (*preset.argv, *(word for flag, *values in added for word in (f"--{flag}", *values)))
 
 
-def _absolute(directory: Path) -> str | None:
-    """Of a stack that is no file: only a whole path says where."""
+def read_directory(node: YamlNode | None, base_directory: Path | None) -> str | None:
+    """Counts from the stack file's folder. None: of a stack that is no file, where only a whole path says where."""
+    directory = Path(node.text("./server")).expanduser() if node is not None else Path()
+    if base_directory is not None:
+        return str((base_directory / directory).absolute())
     return str(directory) if directory.is_absolute() else None
 
 
-def _read_command(node: YamlNode) -> tuple[str, ...]:
+def read_words(node: YamlNode, example: str) -> list[str]:
     """A list of words, or one text that is split as a shell would, without being one."""
-    words = [item.text(_EXAMPLE) for item in node.items()]
+    words = [item.text(example) for item in node.items()]
     if len(words) == 1:
         try:
             words = shlex.split(words[0])
         except ValueError as error:
-            raise node.complaint(
-                f"'command' cannot be split into words: {error}", f"For example: command: {_EXAMPLE}"
-            ) from None
+            raise node.complaint(f"'command' cannot be split into words: {error}", f"For example: command: {example}") from None
     if not words or len(words) > _MOST_WORDS:
         raise node.complaint(f"'command' has {len(words)} words", f"It has from 1 to {_MOST_WORDS}.")
+    return words
+
+
+def _read_command(node: YamlNode) -> tuple[str, ...]:
+    words = read_words(node, _EXAMPLE)
     found = {name for word in words for name in _PLACEHOLDER.findall(word)}
     for name in sorted(found.difference(_PLACEHOLDERS)):
         known = ", ".join(f"{{{one}}}" for one in _PLACEHOLDERS)

@@ -9,11 +9,13 @@ from aimgpu.control.stack.adapters import ADAPTERS, read_adapters
 from aimgpu.control.stack.names import find_clash, read_aliases
 from aimgpu.control.stack.overrides import OVERRIDE_KEYS, read_overrides
 from aimgpu.control.stack.place import HOST_KEYS, PLACE_KEYS, read_host, read_place
+from aimgpu.control.stack.program import PROGRAM_KEYS, read_program
 from aimgpu.control.stack.queue import QUEUE_KEYS, read_queue
 from aimgpu.control.stack.server import COMMAND, SERVER_KEYS, read_server
 from aimgpu.control.stack.slo import SLO_KEYS, read_objective
 from aimgpu.control.stack.yaml_nodes import YamlNode, parse_yaml
 from aimgpu.domain import (
+    PROGRAM,
     Ask,
     Auto,
     Deployment,
@@ -63,6 +65,21 @@ _MODEL_KEYS = (
     ADAPTERS,
     *SERVER_KEYS,
     *OVERRIDE_KEYS,
+)
+_PROGRAM_KEYS = (
+    *PROGRAM_KEYS,
+    "gpu",
+    "compute",
+    "isolation",
+    "place",
+    "host",
+    "priority",
+    "replicas",
+    "launcher",
+    "watchdog",
+    "sharing",
+    "env",
+    "image",
 )
 _WANT_KEYS = ("memory", "fraction", "partition", "whole")
 _BELONGS = (
@@ -126,14 +143,21 @@ def parse_stack(
     """
     root = parse_yaml(text, source)
     belongs = dict.fromkeys(_MODEL_KEYS, "models: NAME") | dict.fromkeys(QUEUE_KEYS, "queue")
-    fields = root.fields(("gpus", "queue", "models"), "a mapping with 'models' in it", belongs)
-    if "models" not in fields:
+    fields = root.fields(("gpus", "queue", "models", "programs"), "a mapping with 'models' in it", belongs)
+    if not {"models", "programs"} & fields.keys():
         raise root.complaint("there is no 'models'", "A smallest stack: models: {chat: {model: MODEL}}")
-    models = fields["models"].entries("a mapping from names to models")
-    deployments = tuple(_deployment(name, node, base_directory) for name, node in models.items())
+    models = fields["models"].entries("a mapping from names to models") if "models" in fields else {}
+    programs = fields["programs"].entries("a mapping from names to programs") if "programs" in fields else {}
+    for name in sorted(models.keys() & programs.keys()):
+        raise programs[name].complaint(f"{name!r} is a model too", "Give each its own name.", line=programs[name].key_line)
+    deployments = (
+        *(_deployment(name, node, base_directory) for name, node in models.items()),
+        *(_program(name, node, base_directory) for name, node in programs.items()),
+    )
     clash = find_clash(deployments)
     if clash is not None:
-        raise models[clash.name].complaint(clash.text, clash.hint, line=models[clash.name].key_line)
+        node = models.get(clash.name) or programs[clash.name]
+        raise node.complaint(clash.text, clash.hint, line=node.key_line)
     return Stack(
         gpus=_gpu_choice(fields.get("gpus"), check_part),
         deployments=deployments,
@@ -162,13 +186,35 @@ def _gpu_choice(node: YamlNode | None, check_part: Callable[[str], object]) -> G
     return GpuChoice(simulated=part, count=count, software=kind == "software")
 
 
-def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deployment:
+def _check_name(name: str, node: YamlNode, of: str) -> None:
     if not _NAME.fullmatch(name):
         raise node.complaint(
-            f"{name[:70]!r} cannot be a model's name",
+            f"{name[:70]!r} cannot be a {of}'s name",
             "Use up to 63 letters, digits, '.', '_' and '-'; begin with a letter or digit.",
             line=node.key_line,
         )
+
+
+def _program(name: str, node: YamlNode, base_directory: Path | None) -> Deployment:
+    _check_name(name, node, "program")
+    fields = node.fields(_PROGRAM_KEYS, "a mapping such as {command: [python, train.py], gpu: {memory: 8GiB}}", _BELONGS)
+    ask = _ask(name, fields)
+    program = read_program(node, fields, ask.want, base_directory)
+    return Deployment(
+        name=name,
+        model=name,
+        ask=ask,
+        engine=PROGRAM,
+        replicas=_Numbers(fields).read("replicas", most=1000, example="2") or 1,
+        launcher=fields["launcher"].choice(LAUNCHERS) if "launcher" in fields else LAUNCHERS[0],
+        watchdog=WatchdogPolicy(fields["watchdog"].choice(WatchdogPolicy)) if "watchdog" in fields else WatchdogPolicy.WARN,
+        sharing=_sharing(fields.get("sharing"), None),
+        overrides=replace(read_overrides(fields, base_directory), program=program),
+    )
+
+
+def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deployment:
+    _check_name(name, node, "model")
     fields = node.fields(_MODEL_KEYS, "a mapping such as {model: MODEL}", _BELONGS)
     ask = _ask(name, fields)
     server = read_server(fields, ask.want, base_directory)

@@ -23,11 +23,13 @@ from aimgpu.domain import (
     Memory,
     PartitionKind,
     Priority,
+    RestartPolicy,
     SecretKind,
     ServerProgram,
     ServiceObjective,
     Sharing,
     Spread,
+    UserProgram,
     WatchdogPolicy,
     Whole,
 )
@@ -44,23 +46,27 @@ def write_stack(deployments: Iterable[Deployment], devices: Sequence[Device] = (
     Of `devices` those that only a stack file could have asked for are named in it: simulated ones, other than the one that a
     machine without a GPU gets.
     """
-    models = {deployment.name: write_fields(deployment, masked=True) for deployment in deployments}
-    if not models:
+    found = [one for one in deployments if not one.has_caller]  # which nobody else can start
+    models = {one.name: write_fields(one, masked=True) for one in found if one.overrides.program is None}
+    programs = {one.name: write_fields(one, masked=True) for one in found if one.overrides.program is not None}
+    if not found:
         return _SMALLEST
     products = [device.product for device in devices if device.simulated]
     asked_for = products and products != [DEFAULT_SIMULATED_PRODUCT]
     gpus = {"gpus": {"simulated": products[0], "count": len(products)}} if asked_for else {}
-    return yaml.safe_dump({**gpus, "models": models}, sort_keys=False, width=120)
+    written = {**gpus, **({"models": models} if models else {}), **({"programs": programs} if programs else {})}
+    return yaml.safe_dump(written, sort_keys=False, width=120)
 
 
 def write_fields(one: Deployment, *, masked: bool = False) -> dict[str, Any]:
     """One entry of the stack file, as a form can change it and send it back. `masked`: for people to see."""
     ask = one.present_ask
+    program = one.overrides.program
     fields: dict[str, Any] = {
-        "model": one.model,
+        "model": one.model if program is None else None,
         "aliases": list(one.aliases) or None,
         "default": True if one.default else None,
-        "engine": one.engine,
+        "engine": one.engine if program is None else None,
         "precision": one.precision,
         "context": one.context_tokens,
         "concurrency": one.concurrency,
@@ -72,7 +78,11 @@ def write_fields(one: Deployment, *, masked: bool = False) -> dict[str, Any]:
         "priority": ask.priority.value,
         "slo": _objective(one.objective) if one.objective else None,
         "replicas": one.replicas if one.replicas != 1 else None,
-        "keep": "always" if one.keep_seconds is None else format_duration_ms(one.keep_seconds * 1000),
+        "keep": None
+        if program is not None
+        else "always"
+        if one.keep_seconds is None
+        else format_duration_ms(one.keep_seconds * 1000),
         "sleep": None if one.sleeps_in_place else "stop",
         "launcher": one.launcher if one.launcher != "process" else None,
         "watchdog": one.watchdog.value if one.watchdog is not WatchdogPolicy.WARN else None,
@@ -88,7 +98,13 @@ def _overrides(given: EngineOverrides, *, masked: bool) -> dict[str, Any]:
     arguments = {flag: list(values) if values else True for flag, *values in given.arguments}
     environment: dict[str, Any] = {name: MASKED if masked else value for name, value in given.environment}
     environment |= {one.name: {_SOURCES[one.kind]: one.source} for one in given.secrets}
-    return {**_server(given.server), "args": arguments or None, "env": environment or None, "image": given.image}
+    return {
+        **_server(given.server),
+        **_program(given.program),
+        "args": arguments or None,
+        "env": environment or None,
+        "image": given.image,
+    }
 
 
 def _adapter(one: Adapter, model: str) -> str | dict[str, Any]:
@@ -99,6 +115,16 @@ def _adapter(one: Adapter, model: str) -> str | dict[str, Any]:
     }
     given = {name: value for name, value in beside.items() if value is not None}
     return {"path": one.path, **given} if given else one.path
+
+
+def _program(given: UserProgram | None) -> dict[str, Any]:
+    if given is None:
+        return {}
+    return {
+        "command": list(given.argv) if len(given.argv) > 1 else shlex.join(given.argv),
+        "directory": given.directory,
+        "restart": given.restart.value if given.restart is not RestartPolicy.NEVER else None,
+    }
 
 
 def _server(given: ServerProgram | None) -> dict[str, Any]:

@@ -5,9 +5,13 @@ behind a gate: what is spawned is a shell, already marked by its environment and
 its standard input and only then becomes the engine. The word is written after the process was noted in the registry. If the
 daemon dies before (between fork and exec, before the note, after it) the shell reads end-of-file and ends by itself; if it
 dies after, registry and marks both lead to the engine.
+
+A program that a caller brings is behind a gate too: the caller. It is noted first, and then finds its environment in its run
+directory and becomes the program.
 """
 
 import contextlib
+import json
 import os
 import select
 import shutil
@@ -23,9 +27,11 @@ from aimgpu.engines.launchers.log import LOG_NAME, open_log, read_last_lines
 from aimgpu.engines.launchers.registry import Registry, StartedProcess, identify
 from aimgpu.engines.protocols import Command
 from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable
+from aimgpu.files import write_private
 
 HOME_MARK = "AIMGPU_HOME"
 INSTANCE_MARK = "AIMGPU_INSTANCE"
+ENVIRONMENT_NAME = "environment.json"  # for a process that waits to become the program
 
 _GATE = 'IFS= read -r word && [ "$word" = go ] && cd "$1" && shift && exec "$@" </dev/null'
 _INHERITED = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"})
@@ -55,6 +61,8 @@ class ProcessLauncher:
 
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
         """Start it in a session of its own, recorded before its first instruction runs."""
+        if command.process is not None:
+            return self._hand_over(instance_id, command, command.process, run_directory)
         argv = (_find_program(command), *command.argv[1:])
         environment = {
             **_inherited_environment(),
@@ -81,6 +89,20 @@ class ProcessLauncher:
                     _join(command.control_group, pid)
                 os.write(word, b"go\n")
         return started.process
+
+    def _hand_over(self, instance_id: str, command: Command, process: ProcessIdentity, run_directory: Path) -> ProcessIdentity:
+        """To a process that waits for it. Its descendants are found by the marks in what it is given."""
+        marked = {**command.environment, **command.secrets, HOME_MARK: self._home, INSTANCE_MARK: instance_id}
+        with self._lock:
+            self._refuse_second(instance_id)
+            if not procfs.is_running(process):
+                raise EngineFailed("its caller ended before it got its grant")
+            started = StartedProcess(instance_id=instance_id, process=process, run_directory=run_directory.resolve())
+            self._registry.write(started)
+            if command.control_group is not None:
+                _join(command.control_group, process.pid)
+            write_private(run_directory / ENVIRONMENT_NAME, json.dumps(marked))
+        return process
 
     def is_running(self, process: ProcessIdentity) -> bool:
         """Whether this very process is alive, not another with its pid; one look into /proc while it is."""

@@ -23,6 +23,15 @@ export function modelActions(model, { openDrawer, openDeploy }) {
   const asleep = model.state === "sleeping";
   const ready = model.state === "ready";
   const path = `/models/${encodeURIComponent(model.name)}`;
+  if (model.program) {
+    return [
+      { text: "Details", run: () => openDrawer(model.name) },
+      { text: "Logs", run: () => openDrawer(model.name, "logs"), disabled: model.instances.length ? null : "Nothing runs" },
+      { text: "Resize…", run: () => openResize(model), disabled: cannot ?? (model.state === "running" ? null : "It does not run") },
+      "-",
+      { text: "Stop", run: () => askStop(model), disabled: cannot },
+    ];
+  }
   return [
     { text: "Details", run: () => openDrawer(model.name) },
     { text: "Chat", run: () => openChat(model.name) },

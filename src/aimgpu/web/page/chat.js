@@ -21,7 +21,7 @@ function addPane(model) {
 }
 
 export function chatView() {
-  const names = state.models.filter((model) => model.state !== "failed" && model.state !== "refused").map((model) => model.name);
+  const names = state.models.filter((model) => !model.program && model.state !== "failed" && model.state !== "refused").map((model) => model.name);
   if (!names.length) return empty("No model to chat with", "Deploy one first; it answers here as soon as it is ready.", button("Deploy a model", () => openDeploy(), { class: "primary" }));
   if (state.route.name && state.route.name !== chat.shown) {
     chat.shown = state.route.name;

@@ -176,7 +176,8 @@ function memoryCell(model) {
   );
 }
 
-function trafficCell({ traffic }) {
+function trafficCell({ traffic, program }) {
+  if (program) return h("code", {}, program);
   if (!traffic) return h("span", { class: "dim" }, "no request yet");
   const waiting = Object.values(traffic.waiting).reduce((all, one) => all + one, 0);
   const busy = traffic.running || waiting || traffic.requests_per_second >= 0.05; // less would read as 0
@@ -187,7 +188,7 @@ function trafficCell({ traffic }) {
 /** "used 2 min ago", "sleeps in 8 min" */
 function usedNotes(model) {
   const used = model.last_used ? `used ${ago(model.last_used)}` : null;
-  const leaves = model.pinned || model.state !== "ready" ? null : model.sleep_at ? `sleeps ${inTime(model.sleep_at)}` : `sleeps after ${duration(model.keep_seconds)} idle`;
+  const leaves = model.program || model.pinned || model.state !== "ready" ? null : model.sleep_at ? `sleeps ${inTime(model.sleep_at)}` : `sleeps after ${duration(model.keep_seconds)} idle`;
   return [used, leaves].filter(Boolean);
 }
 
@@ -247,7 +248,7 @@ function rowActions(model) {
   return h(
     "div",
     { class: "acts" },
-    model.state === "ready" || model.state === "sleeping" ? button("Chat", () => openChat(model.name), { class: "link", "aria-label": `Chat with ${model.name}` }) : button("Why", () => openDrawer(model.name), { class: "link", "aria-label": `Why ${model.name} does not answer` }),
+    model.program ? null : model.state === "ready" || model.state === "sleeping" ? button("Chat", () => openChat(model.name), { class: "link", "aria-label": `Chat with ${model.name}` }) : button("Why", () => openDrawer(model.name), { class: "link", "aria-label": `Why ${model.name} does not answer` }),
     button("Logs", () => openDrawer(model.name, "logs"), { class: "link", "aria-label": `Logs of ${model.name}` }),
     button("⋯", more, { class: "more", "aria-label": `More actions for ${model.name}`, "aria-haspopup": "menu" }),
   );

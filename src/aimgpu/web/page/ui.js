@@ -8,6 +8,8 @@ const STATES = {
   queued: ["warn", "queued"],
   draining: ["warn", "draining"],
   sleeping: ["dim", "asleep"],
+  running: ["ok", "running"],
+  ended: ["dim", "ended"],
   failed: ["bad", "failed"],
   refused: ["bad", "no room"],
   absent: ["dim", "absent"],

@@ -1,0 +1,204 @@
+"""`aimgpu exec`: get a grant from the daemon, then become the program. Nothing of ours stands between it and its caller."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from aimgpu import procfs
+from aimgpu.cli.client import DaemonClient, error_from_json
+from aimgpu.cli.output import examples, json_option, print_json
+from aimgpu.errors import AimGpuError, Conflict, DaemonUnreachable, InvalidInput
+from aimgpu.home import Home, find_home
+from aimgpu.units import parse_duration_ms
+
+_JOINED = {"LD_LIBRARY_PATH", "LD_PRELOAD"}  # ours first, then the caller's
+_GIVEN = frozenset({"PATH", "VIRTUAL_ENV", "LANG", "TZ"})  # with --detach: what finds programs and words
+_GIVEN_PREFIXES = ("LC_", "PYTHON", "CONDA_")
+_FOR_EVER = "for ever"
+_FOR_EVER_SECONDS = 10**9
+_NOT_STARTED = 126  # as shells report a program that cannot be run
+_WINNER_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecOptions:
+    memory: str | None
+    fraction: str | None
+    partition: str | None
+    whole: int | None
+    devices: int | None
+    compute: str | None
+    priority: str | None
+    isolation: str | None
+    software: str | None
+    name: str | None
+    env: tuple[str, ...]
+    wait: str | None
+    detach: bool
+    as_json: bool
+
+
+@click.command(
+    "exec",
+    context_settings={"allow_interspersed_args": False},
+    epilog=examples(
+        "aimgpu exec --memory 10GiB -- python train.py",
+        "aimgpu exec --fraction 0.25 --compute 30% --priority low -- ./simulate --steps 1000",
+        "aimgpu exec --memory 8GiB -- bash                # a shell whose programs share the grant",
+        "aimgpu exec --memory 8GiB --wait 10m -- python train.py   # wait for room",
+        "aimgpu exec --memory 8GiB --devices 2 -- torchrun --nproc-per-node 2 train.py",
+        "aimgpu exec --memory 8GiB --detach --name train -- python train.py && aimgpu logs -f train",
+    ),
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--memory", metavar="SIZE", help="Of one GPU, such as 10GiB.")
+@click.option("--fraction", metavar="PART", help="Of one GPU's memory, such as 0.25.")
+@click.option("--partition", metavar="KIND", help="A partition of this kind, such as cpx.")
+@click.option("--whole", type=click.IntRange(1, 64), metavar="N", help="So many whole GPUs.")
+@click.option("--devices", type=click.IntRange(1, 64), metavar="N", help="The same share of each of N GPUs.")
+@click.option("--compute", metavar="PERCENT", help="Of the GPU's compute, such as 30%.")
+@click.option("--priority", type=click.Choice(("high", "medium", "low")), help="[medium]")
+@click.option("--isolation", type=click.Choice(("hardware", "enforced", "advisory", "none")), help="The least to accept.")
+@click.option("--name", metavar="NAME", help="In `ps`, `top` and `down`. [that of the program]")
+@click.option("--wait", is_flag=False, flag_value=_FOR_EVER, metavar="[DURATION]", help="Wait for room, so long or for ever.")
+@click.option("--detach", "-d", is_flag=True, help="Give the program to the daemon and return; `logs` has its output.")
+@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="With --detach: pass this variable on too.")
+@click.option("--software", metavar="PRODUCT", help="Where no daemon runs: start one with a software GPU, such as MI300X.")
+@json_option
+def exec_command(command: tuple[str, ...], **options: object) -> None:
+    """Run COMMAND in a share of a GPU, capped and gated like a model of its priority.
+
+    The program is this very process: it has your terminal, directory, environment and exit code. It sees only its GPU, and
+    what it starts counts to it. Without a daemon one is started, which stays until `aimgpu down`. What does not fit is refused
+    with the reasons, or waits with --wait: higher priority first, then in the order of coming.
+    """
+    asked = ExecOptions(**options)  # type: ignore[arg-type]  # click's names and types are those of the dataclass
+    if "AIMGPU_INSTANCE" in os.environ:
+        raise Conflict("this shell has a share of a GPU already", hint="Run the program without `aimgpu exec`, or leave it.")
+    program = shutil.which(command[0])
+    if program is None:
+        raise InvalidInput(f"{command[0]!r} is not a program", hint="Write its path, or install it.")
+    if asked.env and not asked.detach:
+        raise InvalidInput("--env is for --detach: here the program has your whole environment", hint="Leave it out.")
+    body = _request(command, asked)
+    home = find_home()
+    granted = _ask(_find_daemon(home, asked), body, asked)
+    if not asked.detach:
+        _become(program, command, granted["environment"])
+    if asked.as_json:
+        print_json({"name": granted["deployment"], "instance": granted["instance"]})
+    else:
+        name = granted["deployment"]
+        click.echo(f"{name} runs. `aimgpu logs -f {name}` follows it, `aimgpu down {name}` ends it.")
+
+
+def _request(command: tuple[str, ...], asked: ExecOptions) -> dict[str, Any]:
+    share = {"memory": asked.memory, "fraction": asked.fraction, "partition": asked.partition, "whole": asked.whole}
+    if all(value is None for value in share.values()):
+        raise InvalidInput(
+            "nobody can size a program", hint="Say how much it gets: --memory, --fraction, --partition or --whole."
+        )
+    gpu = {**share, "devices": asked.devices, "compute": asked.compute}
+    fields = {
+        "command": list(command),
+        "gpu": {key: value for key, value in gpu.items() if value is not None},
+        "priority": asked.priority,
+        "isolation": asked.isolation,
+        "env": _environment_to_give(asked.env) if asked.detach else None,
+    }
+    name = asked.name or Path(command[0]).name.lstrip("._-")[:50] or "program"
+    stack: dict[str, Any] = {"programs": {name: {key: value for key, value in fields.items() if value is not None}}}
+    if asked.software is not None:
+        stack["gpus"] = {"software": asked.software}
+    wait = 0.0
+    if asked.wait is not None:
+        wait = _FOR_EVER_SECONDS if asked.wait == _FOR_EVER else parse_duration_ms(asked.wait) / 1000
+    return {
+        "stack": json.dumps(stack),
+        "base_directory": str(Path.cwd()),
+        "named": asked.name is not None,
+        "caller": None if asked.detach else _this_process(),
+        "wait_seconds": wait,
+    }
+
+
+def _this_process() -> dict[str, Any]:
+    pid = os.getpid()
+    return {"pid": pid, "start_ticks": procfs.read_start_ticks(pid), "boot_id": procfs.read_boot_id()}
+
+
+def _environment_to_give(names: tuple[str, ...]) -> dict[str, str]:
+    given = {name: value for name, value in os.environ.items() if name in _GIVEN or name.startswith(_GIVEN_PREFIXES)}
+    for item in names:
+        name, equals, value = item.partition("=")
+        if not equals and name not in os.environ:
+            raise InvalidInput(f"--env {name}: there is no such variable", hint=f"For example --env {name}=VALUE.")
+        given[name] = value if equals else os.environ[name]
+    return given
+
+
+def _find_daemon(home: Home, asked: ExecOptions) -> DaemonClient:
+    """The one that runs, else one that is started for it and stays."""
+    record = home.read_daemon()
+    if record is not None:
+        return DaemonClient(record.url, home.read_token())
+    from aimgpu.cli.daemon_process import DaemonOptions, start_daemon, wait_for_daemon  # noqa: PLC0415 -- seldom, and slow
+
+    port = int(os.environ.get("AIMGPU_PORT", "8080"))
+    try:
+        daemon = start_daemon(home, DaemonOptions(port=port, simulate=asked.software, software=asked.software is not None))
+    except Conflict:  # another command was faster, or another program has the port
+        winner = wait_for_daemon(home, _WINNER_SECONDS)
+        if winner is None:
+            raise
+        return DaemonClient(winner.url, home.read_token())
+    daemon.keep()
+    click.echo(f"Started a daemon (pid {daemon.record.pid}); `aimgpu down` ends it.", err=True)
+    return daemon.client
+
+
+def _ask(client: DaemonClient, body: Mapping[str, Any], asked: ExecOptions) -> Mapping[str, Any]:
+    """What was granted. Raises why nothing was."""
+    for event in client.exec(body):
+        match event.get("event"):
+            case "granted":
+                return event
+            case "error":
+                raise error_from_json(event)
+            case "plan":
+                raise _refusal(event, client)
+            case "step" if not asked.as_json:
+                click.echo(event.get("text"), err=True)
+    raise DaemonUnreachable("the daemon stopped answering", hint="`aimgpu doctor` says where its log is.")
+
+
+def _refusal(event: Mapping[str, Any], client: DaemonClient) -> AimGpuError:
+    from aimgpu.cli.progress import show_progress  # noqa: PLC0415 -- only where it is refused
+    from aimgpu.cli.views.apply import follow_apply, refusal_error  # noqa: PLC0415
+
+    with show_progress() as display:
+        return refusal_error(follow_apply([event], display, client.read_status()))
+
+
+def _become(program: str, command: tuple[str, ...], given: Mapping[str, str]) -> NoReturn:
+    """The process stays the same: its caller notices nothing but the GPU."""
+    environment = {**os.environ, **given}
+    for name in given.keys() & os.environ.keys() & _JOINED:
+        environment[name] = ":".join(dict.fromkeys((given[name], os.environ[name])))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec would pass on
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execve(program, command, environment)  # noqa: S606 -- the user's own program
+    except OSError as error:
+        click.echo(f"error: cannot run {program}: {error.strerror}", err=True)
+        os._exit(_NOT_STARTED)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from tests.downloads import DownloadFailed
 from tests.hardware import contract
 from tests.hardware.emulation.fuse import mounted
@@ -47,13 +48,23 @@ class Bench:
 
 
 NEWEST, *OLDER = [tools for tools in TOOL_SETS if "amd-smi" in tools.packages]
-with_amd_smi = pytest.mark.parametrize("tools", [NEWEST, *OLDER], indirect=True, ids=lambda tools: tools.name)
-# The newest release sees every layout of every part, older ones a selection: each call of the tool takes a second of CPU.
+
+
+def rest(*values: object) -> ParameterSet:
+    """Of the tier rest: other releases are downloaded first, and each call of a tool takes a second of CPU."""
+    return pytest.param(*values, marks=pytest.mark.rest)
+
+
+with_amd_smi = pytest.mark.parametrize(
+    "tools", [NEWEST, *map(rest, OLDER)], indirect=True, ids=[tools.name for tools in (NEWEST, *OLDER)]
+)
+# The newest release sees every layout of every part, older ones a selection.
+_TURNS = [(NEWEST, turn) for turn in range(ROUNDS)] + [(tools, turn) for tools in OLDER for turn in (1, 4, 6)]
 all_turns = pytest.mark.parametrize(
     ("tools", "turn"),
-    [(NEWEST, turn) for turn in range(ROUNDS)] + [(tools, turn) for tools in OLDER for turn in (1, 4, 6)],
+    [one if one in ((NEWEST, 1), (NEWEST, 4)) else rest(*one) for one in _TURNS],
     indirect=["tools"],
-    ids=lambda value: value.name if isinstance(value, ToolSet) else str(value),
+    ids=[f"{tools.name}-{turn}" for tools, turn in _TURNS],
 )
 
 
@@ -140,7 +151,12 @@ def test_amd_smi_and_reader_agree_on_processes(gallery: Bench) -> None:
     assert found == {(gallery.room.keeper, HELD_BYTES)}
 
 
-@pytest.mark.parametrize("tools", TOOL_SETS, indirect=True, ids=lambda tools: tools.name)
+@pytest.mark.parametrize(
+    "tools",
+    [tools if tools == NEWEST else rest(tools) for tools in TOOL_SETS],
+    indirect=True,
+    ids=[tools.name for tools in TOOL_SETS],
+)
 @pytest.mark.parametrize("turn", [2, 6])
 def test_rocm_smi_and_reader_agree(gallery: Bench, turn: int) -> None:
     show(gallery, turn)
@@ -170,7 +186,7 @@ def test_changes_through_amd_smi_and_through_the_files_end_alike(live: Bench, tm
     assert reloader.reloads >= 2
 
 
-@pytest.mark.parametrize("tools", OLDER, indirect=True, ids=lambda tools: tools.name)
+@pytest.mark.parametrize("tools", [*map(rest, OLDER)], indirect=True, ids=[tools.name for tools in OLDER])
 def test_older_tools_change_both_modes_too(live: Bench) -> None:
     hardware = AmdHardware(Sysfs(live.tree), writer=SmiWriter(amd_smi(live)), reloader=KernelReloader(live.kernel))
     for layout in ("CPX/NPS1", "QPX/NPS4"):

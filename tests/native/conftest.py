@@ -1,6 +1,7 @@
 """Builds the interposer and the drivers that are not there, and starts real processes against them."""
 
 import ctypes
+import hashlib
 import mmap
 import os
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.cluster.cache import cached
 
 from aimgpu.hardware.software.state import DriverState
 from aimgpu.isolation import building
@@ -37,8 +39,22 @@ class Toolchain:
         self.flags = SANITIZERS[kind]
         self.compiler = ARM64_COMPILER if kind == "arm64" else "cc"
         self.interposer = folder / building.LIBRARY
-        sources = sorted(map(str, building.find_sources().glob("*.c")))
-        self._run(*building.FLAGS, "-Werror", *self.flags, "-o", str(self.interposer), *sources, *building.LIBRARIES)
+        for one in cached(f"toolchain-{self._digest()}", self._build).iterdir():
+            shutil.copy(one, folder)
+
+    def _digest(self) -> str:
+        version = subprocess.run([self.compiler, "--version"], check=True, capture_output=True, text=True).stdout
+        made_of = [
+            building.source_hash(building.find_sources()),
+            building.source_hash(SOFTWARE_GPU),
+            *building.SOFTWARE_GPU_FLAGS,
+        ]
+        return hashlib.sha256(" ".join([*made_of, *self.flags, version]).encode()).hexdigest()[:16]
+
+    def _build(self, folder: Path) -> None:
+        """Once for all workers, and again where a source, the compiler or a flag changed."""
+        sources, library = sorted(map(str, building.find_sources().glob("*.c"))), str(folder / building.LIBRARY)
+        self._run(*building.FLAGS, "-Werror", *self.flags, "-o", library, *sources, *building.LIBRARIES)
         for command in building.software_gpu_commands(self.compiler, building.find_sources(), folder, "-Werror", *self.flags):
             self._run(*command[1:])
 

@@ -51,8 +51,10 @@ def show_view(page: Page, daemon: PageDaemon, view: str) -> None:
         expect(page.locator("button.name", has_text="chat")).to_be_visible()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("theme", "width"),
+    [("light", 390), ("dark", 1280), *(pytest.param(*one, marks=pytest.mark.rest) for one in (("light", 1280), ("dark", 390)))],
+)
 def test_axe_finds_nothing_in_any_view_or_dialog(
     browser: Browser, daemon: PageDaemon, theme: Literal["light", "dark"], width: int
 ) -> None:
@@ -202,7 +204,7 @@ def test_the_accessibility_tree_names_what_is_there(browser: Browser, daemon: Pa
     page.context.close()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.rest)])
 def test_a_screen_reader_finds_a_name_a_role_and_a_header_for_everything(
     browser: Browser, daemon: PageDaemon, width: int
 ) -> None:

@@ -58,7 +58,7 @@ class Chaos:
                 and sum(int(one["memory_bytes"]) for one in grants()) == len(wanted) * (MEMORY_MIB << 20)
             )
 
-        wait_until(agree, "ledger, claims, shares and pods agree", lambda: None, timeout_seconds=300)
+        wait_until(agree, "ledger, claims, shares and pods agree", lambda: None)
 
     def _kill(self, name: str) -> None:
         self.killed[name] = self.killed.get(name, 0) + 1

@@ -45,7 +45,7 @@ def running_knative(cluster: Cluster) -> Iterator[list[Process]]:
         yield processes
     finally:
         # While its controller runs: it has finalizers on these.
-        cluster.kubectl("delete", "services.serving.knative.dev", "--all", "--all-namespaces", "--timeout=300s")
+        cluster.kubectl("delete", "services.serving.knative.dev", "--all", "--all-namespaces", "--timeout=600s")
         wait_until(lambda: not cluster.kubectl("get", _OBJECTS, "--all-namespaces", "--output=name"), "its objects are gone")
         for item in webhooks:
             cluster.kubectl("delete", item["kind"], item["metadata"]["name"], f"--namespace={NAMESPACE}", "--ignore-not-found")

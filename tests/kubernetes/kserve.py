@@ -57,7 +57,7 @@ def running_kserve(cluster: Cluster) -> Iterator[list[Process]]:
     finally:
         # While its controllers run: they have finalizers on these, and a CRD goes only with its last object.
         for kind in ("llminferenceservices", "inferenceservices", "llminferenceserviceconfigs"):
-            cluster.kubectl("delete", f"{kind}.serving.kserve.io", "--all", "--all-namespaces", "--timeout=300s")
+            cluster.kubectl("delete", f"{kind}.serving.kserve.io", "--all", "--all-namespaces", "--timeout=600s")
         for hook in webhooks:
             cluster.kubectl("delete", hook["kind"], hook["metadata"]["name"], "--ignore-not-found")
         cluster.kubectl("delete", "clusterservingruntime", RUNTIME, "--ignore-not-found")

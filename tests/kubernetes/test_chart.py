@@ -305,7 +305,7 @@ def test_the_deployment_guide_works_as_it_is_written(installed: Cluster, stack: 
             command = line.replace("127.0.0.1:8080", f"127.0.0.1:{port}") if line.startswith("curl") else line
             wait_until(partial(shows, command, shown), line)
         else:
-            follow(line + (" --timeout=300s" if "--for=condition" in line else ""))
+            follow(line + (" --timeout=600s" if "--for=condition" in line else ""))
     follow("aimgpu down --on kubernetes; aimgpu keys remove alice --on kubernetes")
 
 

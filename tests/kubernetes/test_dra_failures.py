@@ -51,14 +51,14 @@ def test_kills_at_any_moment_lead_to_running_pods_and_to_nothing_left(
         kill(choose.choice(["agent", "agent", "kubelet", "containerd"]), agent)
         check_grants(agent)
         for name in pods:
-            cluster.wait(f"pod/{name}", "condition=Ready", namespace, timeout_seconds=300)
+            cluster.wait(f"pod/{name}", "condition=Ready", namespace)
         check_grants(agent)
         assert len(agent.grants()) == 3
         cluster.kubectl("delete", "pod", *pods, f"--namespace={namespace}", "--grace-period=1", "--wait=false")
         time.sleep(choose.uniform(0, 2.0))
         kill(choose.choice(["agent", "agent", "kubelet", "containerd"]), agent)
         check_grants(agent)
-        cluster.wait(" ".join(f"pod/{name}" for name in pods[:1]), "delete", namespace, timeout_seconds=300)
+        cluster.wait(" ".join(f"pod/{name}" for name in pods[:1]), "delete", namespace)
         wait_until(lambda: not agent.grants() and not agent.cdi_files(), "everything given back", agent.check)
 
 

@@ -257,7 +257,7 @@ def test_a_plan_evicts_repartitions_and_lets_pods_in_again(
             cluster.apply(plan(layout.lower(), layout={"computeMode": layout}))
             wait_until(partial(has_ended, cluster, layout.lower()), "the plan ends", lambda: None)
             assert phase_of(cluster, layout.lower()) == "Succeeded", message_of(cluster, layout.lower())
-        cluster.kubectl("rollout", "status", "deployment/moved", f"--namespace={namespace}", "--timeout=300s")
+        cluster.kubectl("rollout", "status", "deployment/moved", f"--namespace={namespace}", "--timeout=600s")
         wait_until(
             lambda: condition(cluster, "deployment-moved", namespace).get("status") == "True", "the pod runs", lambda: None
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from aimgpu.domain import Priority, ServiceObjective
 from aimgpu.qos.queueing.dispatcher import Dispatcher, Refused, RequestOutcome, Started
 from aimgpu.qos.queueing.policy import QueuePolicy
-from aimgpu.qos.queueing.preemption import PreemptionPolicy
+from aimgpu.qos.queueing.recalls import RecallPolicy
 from aimgpu.qos.queueing.ticket import Ticket
 from aimgpu.qos.slo.objectives import Sample
 from aimgpu.qos.slo.pressure import NO_PRESSURE, adjust_pressure
@@ -23,7 +23,7 @@ UNBOUNDED = QueuePolicy(
     most_queued=dict.fromkeys(Priority, 10**9),
     refuse_above=dict.fromkeys(Priority, NEVER),
     reserve_part=0.0,
-    recall=PreemptionPolicy(most=0),
+    recall=RecallPolicy(most=0),
 )
 
 

@@ -302,7 +302,7 @@ void aim_driver_grew(int device);
 void aim_driver_count_after_fork(void);
 
 /* memory.c */
-int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes);
+int aim_reserve_or_trim(const struct aim_driver *driver, int device, uint64_t bytes);
 void aim_forget_device(const struct aim_driver *driver, int device);
 void aim_pools_refresh(const struct aim_driver *driver, int device);
 int aim_pool_device(const struct aim_driver *driver, void *pool);

@@ -11,7 +11,7 @@ int aim_charge_begin(struct aim_charge *charge, const struct aim_driver *driver,
     charge->charged = aim_charge_of(driver, kind, device, bytes);
     aim_driver_count(driver, device, charge->charged);
     aim_call_begins();
-    if (aim_reserve_hard(driver, device, charge->charged))
+    if (aim_reserve_or_trim(driver, device, charge->charged))
         return 1;
     aim_call_ends();
     return 0;
@@ -33,7 +33,7 @@ int aim_create_begin(struct aim_charge *charge, const struct aim_driver *driver,
     *charge = (struct aim_charge){.driver = driver, .kind = K_HANDLE, .device = device, .bytes = bytes, .charged = bytes};
     aim_driver_count(driver, device, bytes);
     aim_call_begins();
-    if (aim_reserve_hard(driver, device, bytes)) {
+    if (aim_reserve_or_trim(driver, device, bytes)) {
         aim_handles_lock();
         return 1;
     }

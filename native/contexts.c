@@ -42,7 +42,7 @@ int aim_context_begin(const struct aim_driver *driver, int device)
         return 1;
     pthread_mutex_lock(&mutex);
     uint64_t unit = unit_of(device), want = contexts[device].live * unit;
-    int allowed = want <= contexts[device].bytes || aim_reserve_hard(driver, device, want - contexts[device].bytes);
+    int allowed = want <= contexts[device].bytes || aim_reserve_or_trim(driver, device, want - contexts[device].bytes);
     if (allowed) {
         contexts[device].live++;
         contexts[device].bytes = want > contexts[device].bytes ? want : contexts[device].bytes;
@@ -99,7 +99,7 @@ int aim_stream_begin(const struct aim_driver *driver, int device, uint64_t conte
     if (!aim_allocation_get(K_STREAMS, context, &all))
         all = (struct aim_entry){.kind = K_STREAMS, .key = context, .context = context, .device = device};
     uint64_t want = charge_of(driver, all.streams.live + 1);
-    int allowed = want <= all.bytes || aim_reserve_hard(driver, device, want - all.bytes);
+    int allowed = want <= all.bytes || aim_reserve_or_trim(driver, device, want - all.bytes);
     if (allowed) {
         all.streams.live++;
         all.bytes = want > all.bytes ? want : all.bytes;

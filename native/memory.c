@@ -16,7 +16,7 @@ static void refresh(const struct aim_driver *driver, int device, int synchronise
 
 /* Trims pools before it gives up. What was freed from destroyed pools stays charged until the program synchronises: to
  * synchronise a whole context from within an allocation is not ours to do. */
-int aim_reserve_hard(const struct aim_driver *driver, int device, uint64_t bytes)
+int aim_reserve_or_trim(const struct aim_driver *driver, int device, uint64_t bytes)
 {
     if (aim_try_reserve(device, bytes))
         return 1;
@@ -142,7 +142,7 @@ static struct aim_entry pool_entry(void *pool, int device)
 int aim_pool_begin(int device, const struct aim_driver *driver, void *pool, uint64_t bytes)
 {
     uint64_t growth = whole_grains(driver, bytes);
-    if (!aim_reserve_hard(driver, device, growth))
+    if (!aim_reserve_or_trim(driver, device, growth))
         return 0;
     pthread_mutex_lock(&pools_mutex);
     struct aim_entry entry = pool_entry(pool, device);
@@ -249,7 +249,7 @@ int aim_limit_reserve(const struct aim_driver *driver, int device, int limit, ui
     if (value > included && __builtin_mul_overflow(value - included, unit, &after.bytes))
         return 0;
     int known = aim_allocation_get(K_LIMIT, key, before);
-    if (after.bytes > before->bytes && !aim_reserve_hard(driver, device, after.bytes - before->bytes))
+    if (after.bytes > before->bytes && !aim_reserve_or_trim(driver, device, after.bytes - before->bytes))
         return 0;
     if (after.bytes < before->bytes)
         aim_give_back(device, before->bytes - after.bytes);

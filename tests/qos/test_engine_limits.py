@@ -12,8 +12,8 @@ from aimgpu.qos.queueing.breaker import Breaker
 from aimgpu.qos.queueing.concurrency import AdaptiveLimit
 from aimgpu.qos.queueing.dispatcher import Queued, RequestOutcome, Started
 from aimgpu.qos.queueing.policy import QueuePolicy
-from aimgpu.qos.queueing.preemption import HoldBudget, PreemptionPolicy, Preemptions, WasteBudget
 from aimgpu.qos.queueing.rate import SmoothedRate, TokenBucket
+from aimgpu.qos.queueing.recalls import HoldBudget, RecallPolicy, Recalls, WasteBudget
 
 STEPS = st.lists(st.tuples(st.sampled_from(["ok", "failed", "trip", "let go"]), st.floats(0, 30)), max_size=60)
 
@@ -200,8 +200,8 @@ def test_low_work_is_held_for_a_burst_and_a_fifth_of_the_time_after(steps: list[
     st.integers(0, 5),
 )
 def test_who_makes_way_is_of_the_lowest_class_and_lost_least(running: list[tuple[float, int, Priority]], wanted: int) -> None:
-    policy = PreemptionPolicy()
-    recalls, now = Preemptions(policy), 100.0
+    policy = RecallPolicy()
+    recalls, now = Recalls(policy), 100.0
     tickets = []
     for age, recalled, priority in running:
         one = ticket(priority.value, now - age)

@@ -7,14 +7,14 @@ from tests.qos.worlds import Engine, ticket
 from aimgpu.domain import Priority
 from aimgpu.qos.queueing.dispatcher import Dispatcher, Queued, RequestOutcome, Started
 from aimgpu.qos.queueing.policy import QueuePolicy
-from aimgpu.qos.queueing.preemption import HoldBudget, PreemptionPolicy, WasteBudget
+from aimgpu.qos.queueing.recalls import HoldBudget, RecallPolicy, WasteBudget
 from aimgpu.qos.queueing.ticket import Ticket
 
 ENGINE = Engine(instance_id="e", slots=2, device_id="gpu0")
 
 
-def make(recall: PreemptionPolicy | None = None) -> Dispatcher[Engine]:
-    policy = QueuePolicy(reserve_part=0.0, recall=recall or PreemptionPolicy())
+def make(recall: RecallPolicy | None = None) -> Dispatcher[Engine]:
+    policy = QueuePolicy(reserve_part=0.0, recall=recall or RecallPolicy())
     return Dispatcher(policy, lambda _: (ENGINE,))
 
 
@@ -76,7 +76,7 @@ def test_high_work_makes_way_for_nobody() -> None:
 
 
 def test_one_request_is_recalled_so_often_and_no_more() -> None:
-    dispatcher = make(PreemptionPolicy(most=1))
+    dispatcher = make(RecallPolicy(most=1))
     fill(dispatcher)
     for moment in (3.0, 5.0):
         urgent = [promised(moment), promised(moment)]

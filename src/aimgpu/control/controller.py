@@ -42,7 +42,7 @@ from aimgpu.engines.launchers.log import LOG_NAME
 from aimgpu.engines.launchers.log_bound import bound_log
 from aimgpu.engines.protocols import ResizeNoter
 from aimgpu.errors import AimGpuError, Conflict, UnknownDeployment
-from aimgpu.isolation.protocols import Counter
+from aimgpu.isolation.protocols import UsageMeter
 from aimgpu.ledger import Retry
 from aimgpu.placement import Snapshot
 from aimgpu.placement.preemption.eviction_sets import Limits
@@ -433,7 +433,7 @@ class Controller:
 
     def _used_bytes(self, grant: Grant) -> int | None:
         isolator = self._dependencies.isolator
-        return isolator.read_used_bytes(grant) if isinstance(isolator, Counter) and not grant.exclusive else None
+        return isolator.read_used_bytes(grant) if isinstance(isolator, UsageMeter) and not grant.exclusive else None
 
     def _read_occupants(self) -> Occupants:
         return Occupants(

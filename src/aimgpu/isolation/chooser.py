@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from aimgpu.domain import Device, Grant, Level, Partition
 from aimgpu.errors import NotAllowed
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
-from aimgpu.isolation.protocols import Counter, Enforcement, Grouping, Mechanism, Offer, PeakCounter, Resizer, SpaceLimit
+from aimgpu.isolation.protocols import Enforcement, Grouping, Mechanism, Offer, PeakCounter, Resizer, SpaceLimit, UsageMeter
 
 NOTHING = Enforcement(level=Level.NONE, mechanism="none")
 
@@ -72,7 +72,7 @@ class MechanismChooser:
 
     def read_used_bytes(self, grant: Grant) -> int | None:
         """What the grant's processes use now; None where it is not known."""
-        counted = [mechanism.read_used_bytes(grant) for mechanism in self._holding(grant) if isinstance(mechanism, Counter)]
+        counted = [mechanism.read_used_bytes(grant) for mechanism in self._holding(grant) if isinstance(mechanism, UsageMeter)]
         return max((used for used in counted if used is not None), default=None)
 
     def read_peak_bytes(self, grant: Grant) -> int | None:

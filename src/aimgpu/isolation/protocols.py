@@ -48,7 +48,7 @@ class Offer:
 
 
 @runtime_checkable
-class Counter(Protocol):
+class UsageMeter(Protocol):
     """An Isolator or Mechanism that knows how much of a Grant is in use."""
 
     def read_used_bytes(self, grant: Grant) -> int | None:

@@ -62,12 +62,12 @@ def decide_all(
 ) -> tuple[Decision, ...]:
     """One decision per Ask, each seeing what the earlier ones took: in their order, but after those that they must run with."""
     learned = Mix.given(snapshot).with_asks(asks) if mix is None else mix
-    engine = PlacementSession(snapshot, mix=learned, reserved=reserved, planned=())
+    session = PlacementSession(snapshot, mix=learned, reserved=reserved, planned=())
     if not any(ask.with_deployments for ask in asks):
-        return tuple(engine.place(ask) for ask in asks)
+        return tuple(session.place(ask) for ask in asks)
     decisions: dict[int, list[Decision]] = {}
     for ask in affinity_first(asks):
-        decisions.setdefault(id(ask), []).append(engine.place(ask))
+        decisions.setdefault(id(ask), []).append(session.place(ask))
     return tuple(decisions[id(ask)].pop(0) for ask in asks)
 
 

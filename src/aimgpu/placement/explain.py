@@ -50,8 +50,8 @@ class Explanation:
 
 def explain(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None) -> Explanation:
     """The decision that `decide` makes, with every Device beside it."""
-    engine = session_for(snapshot, ask, mix=mix, reserved=reserved)
-    return _explained(engine, engine.need_of(ask), engine.decide(ask), reserved or {})
+    session = session_for(snapshot, ask, mix=mix, reserved=reserved)
+    return _explained(session, session.need_of(ask), session.decide(ask), reserved or {})
 
 
 def explain_planned(snapshot: Snapshot, batch: BatchPlan, ask: Ask) -> Explanation:
@@ -67,19 +67,19 @@ def explain_planned(snapshot: Snapshot, batch: BatchPlan, ask: Ask) -> Explanati
         )
         return Explanation(decision=refusal, devices=cannot, mix_shapes=len(Mix.given(after).with_asks([ask]).counts))
     placement = next(each for each in batch.plan.placements if each.ask == ask.name)
-    engine = PlacementSession(after.without_instance(ask.name), mix=Mix.given(after))
+    session = PlacementSession(after.without_instance(ask.name), mix=Mix.given(after))
     first = tuple(step.text for step in batch.plan.steps if step.kind is not MoveKind.PLACE)
-    return replace(_explained(engine, engine.need_of(ask), placement, {}), first=first)
+    return replace(_explained(session, session.need_of(ask), placement, {}), first=first)
 
 
-def _explained(engine: PlacementSession, need: Need, decision: Decision, reserved: Mapping[str, int]) -> Explanation:
+def _explained(session: PlacementSession, need: Need, decision: Decision, reserved: Mapping[str, int]) -> Explanation:
     slots = {(slot.node, slot.device_id): slot for slot in decision.slots} if isinstance(decision, Placement) else {}
-    losses = _losses(engine, need)
+    losses = _losses(session, need)
     verdicts = []
-    for node, device_id, best in answers_of(engine.snapshot, need, reserved):
+    for node, device_id, best in answers_of(session.snapshot, need, reserved):
         at = (node.name, device_id)
         verdicts.append(_verdict(at, _as_chosen(best, slots.get(at), node), chosen=at in slots, loss=losses.get(at)))
-    return Explanation(decision=decision, devices=tuple(verdicts), mix_shapes=len(engine.mix.counts))
+    return Explanation(decision=decision, devices=tuple(verdicts), mix_shapes=len(session.mix.counts))
 
 
 def _as_chosen(best: Fit | Misfit, slot: Slot | None, node: NodeState) -> Fit | Misfit:
@@ -106,13 +106,13 @@ def _verdict(at: tuple[str, str], answer: Fit | Misfit, *, chosen: bool, loss: i
     )
 
 
-def _losses(engine: PlacementSession, need: Need) -> dict[tuple[str, str], int]:
+def _losses(session: PlacementSession, need: Need) -> dict[tuple[str, str], int]:
     """By node and Device, the loss on its best Partition."""
-    kind = engine.chooser.kind_of(need.ask, engine.need_of, need.avoided)
-    fleet = engine.fleet
+    compiled = session.chooser.compiled_for(need.ask, session.need_of, need.avoided)
+    fleet = session.fleet
     found = {}
     for number, node in enumerate(fleet.nodes):
-        for place, gain in enumerate(engine.chooser.device_gains(kind, number)):
+        for place, gain in enumerate(session.chooser.device_gains(compiled, number)):
             if gain is not None and place < len(fleet.states[number]):
                 found[node.name, fleet.states[number][place].device.id] = -gain * 1000 // UNIT
     return found

@@ -37,10 +37,10 @@ def fit_of(need: Need, node: NodeState, state: DeviceState) -> Fit | Misfit:
     if not state.device.layout.partitions:
         text = "has no partition that a model could run on; `aimgpu doctor` reports why"
         return Misfit(code=ReasonCode.LAYOUT, text=text, stage=0)
-    found = [_offer_on(need, node, state, partition) for partition in state.device.layout.partitions if _named(need, partition)]
-    offers = [offer for offer in found if isinstance(offer, Fit)]
-    if offers:
-        return min(offers, key=lambda offer: (offer.slot.exclusive, offer.left_bytes, offer.slot.partition_id))
+    found = [_fit_on(need, node, state, partition) for partition in state.device.layout.partitions if _named(need, partition)]
+    fits = [fit for fit in found if isinstance(fit, Fit)]
+    if fits:
+        return min(fits, key=lambda fit: (fit.slot.exclusive, fit.left_bytes, fit.slot.partition_id))
     misses = [miss for miss in found if isinstance(miss, Misfit)]
     if not misses:
         return Misfit(code=ReasonCode.PARTITION, text=f"has no partition {need.ask.partition_id}", stage=0)
@@ -111,7 +111,7 @@ def device_bar(need: Need, state: DeviceState) -> Misfit | None:
         return Misfit(
             code=ReasonCode.VENDOR, text=f"is an {device.vendor.value} GPU, which the request does not accept", stage=0
         )
-    if not _part_wanted(need, device):
+    if not _product_wanted(need, device):
         return Misfit(code=ReasonCode.PRODUCT, text=f"is a {device.product}, which the request does not accept", stage=0)
     stale = stale_grants(state) if state.grants else ()
     if stale:
@@ -141,12 +141,12 @@ def _vendor_wanted(need: Need, device: Device) -> bool:
     return (wanted is None or wanted.lower() == vendor) and (refused is None or refused.lower() != vendor)
 
 
-def _part_wanted(need: Need, device: Device) -> bool:
-    part = device.product.casefold()
-    return part not in need.refused_products and (not need.products or part in need.products)
+def _product_wanted(need: Need, device: Device) -> bool:
+    product = device.product.casefold()
+    return product not in need.refused_products and (not need.products or product in need.products)
 
 
-def _offer_on(need: Need, node: NodeState, state: DeviceState, partition: Partition) -> Fit | Misfit:
+def _fit_on(need: Need, node: NodeState, state: DeviceState, partition: Partition) -> Fit | Misfit:
     exclusive = _exclusive_here(need, state, partition)
     if exclusive is None:
         return _level_short(need, state, partition)

@@ -49,8 +49,8 @@ def resolve_need(ask: Ask, avoided_by: frozenset[str] = frozenset()) -> Need:
         least_level=LEAST_LEVEL[ask.isolation],
         memory_bytes=memory_bytes,
         avoided=ask.not_with_deployments | avoided_by,
-        products=frozenset(part.casefold() for part in ask.products),
-        refused_products=frozenset(part.casefold() for part in ask.refused_products),
+        products=frozenset(product.casefold() for product in ask.products),
+        refused_products=frozenset(product.casefold() for product in ask.refused_products),
     )
 
 

@@ -308,17 +308,17 @@ def _serve_the_waiting(board: _Board) -> None:
             board.put_off(model, "another is being woken first")
             continue
         missing = model.awake_bytes - model.bytes_in(model.residence)
-        clearing = _find_clearing(board, missing, model.priority.rank, keep=model.name)
-        if clearing is None:
+        victims = _find_victims(board, missing, model.priority.rank, keep=model.name)
+        if victims is None:
             board.put_off(model, f"{format_bytes(missing, up=True)} are not free, and who has them works or is kept")
             continue
-        lost = sum(cost for _, _, cost in clearing) * _HORIZON_SECONDS
-        if clearing and _may_be_put_off(model, board.room) and lost > _gain(model):
+        lost = sum(cost for _, _, cost in victims) * _HORIZON_SECONDS
+        if victims and _may_be_put_off(model, board.room) and lost > _gain(model):
             board.put_off(
                 model, f"its callers are late already, and {lost:.1f} others would be late for {_gain(model):.1f} of its own"
             )
             continue
-        _clear(board, clearing, f"makes room for {model.name}")
+        _clear(board, victims, f"makes room for {model.name}")
         board.move(model, Residence.AWAKE, f"{model.waiting} wait")
 
 
@@ -327,12 +327,12 @@ def _wake_ahead(board: _Board) -> None:
     due = [model for model in asleep if _is_due(model) and not board.is_taken(model.residence)]
     for model in sorted(due, key=lambda model: (-_ahead_density(model), model.name))[:_MOST_AHEAD]:
         missing = model.awake_bytes - model.bytes_in(model.residence)
-        clearing = _find_clearing(board, missing, model.priority.rank, keep=model.name)
-        if clearing is None or any(to is Residence.STOPPED for _, to, _ in clearing):
+        victims = _find_victims(board, missing, model.priority.rank, keep=model.name)
+        if victims is None or any(to is Residence.STOPPED for _, to, _ in victims):
             continue
-        if sum(cost for _, _, cost in clearing) > _WORTH_SWAPPING * model.loss(model.seconds_from(model.residence)):
+        if sum(cost for _, _, cost in victims) > _WORTH_SWAPPING * model.loss(model.seconds_from(model.residence)):
             continue
-        _clear(board, clearing, f"makes room for {model.name}, which is due sooner")
+        _clear(board, victims, f"makes room for {model.name}, which is due sooner")
         board.move(model, Residence.AWAKE, f"ahead: next request expected in {_seconds(model.expected_seconds)}")
         return
 
@@ -362,7 +362,7 @@ def _is_due(model: ModelUse) -> bool:
 Clearing = list[tuple[ModelUse, Residence, float]]
 
 
-def _find_clearing(board: _Board, missing: int, rank: int, *, keep: str) -> Clearing | None:
+def _find_victims(board: _Board, missing: int, rank: int, *, keep: str) -> Clearing | None:
     """The cheapest set found that frees so many bytes: idle ones put to sleep, then remains of sleepers stopped."""
     short = missing - board.gpu_free
     if short <= 0:
@@ -411,8 +411,8 @@ def _cheapest(options: Sequence[Option], short: int) -> list[Option] | None:
     return chosen
 
 
-def _clear(board: _Board, clearing: Clearing, because: str) -> None:
-    for model, to, _ in clearing:
+def _clear(board: _Board, victims: Clearing, because: str) -> None:
+    for model, to, _ in victims:
         # Host memory that the one before took is no longer there for this one.
         now = board.residence_asleep(model) if to in (Residence.WEIGHTS, Residence.EMPTY) and _is_awake(board, model) else to
         board.move(model, now, f"{because}; its own next request is expected in {_seconds(model.expected_seconds)}")

@@ -56,17 +56,17 @@ class PlacementSession:
 
     def decide(self, ask: Ask) -> Decision:
         """Where this Ask goes, nothing charged. Raises InvalidInput or UnknownPartition where the Ask itself is wrong."""
-        kind = self._kind_of(ask)
-        charge = self._find(kind, ask)
-        return self._refusal(ask) if charge is None else self._placement(kind, ask, charge)
+        compiled = self._compiled_for(ask)
+        charge = self._find(compiled, ask)
+        return self._refusal(ask) if charge is None else self._placement(compiled, ask, charge)
 
     def place(self, ask: Ask) -> Decision:
         """As `decide`, and what was decided is charged."""
-        kind = self._kind_of(ask)
-        charge = self._find(kind, ask)
+        compiled = self._compiled_for(ask)
+        charge = self._find(compiled, ask)
         if charge is None:
             return self._refusal(ask)
-        placement = self._placement(kind, ask, charge)
+        placement = self._placement(compiled, ask, charge)
         self.chooser.take(charge)
         self._placed[ask.name] = (*self._placed.get(ask.name, ()), charge)
         self._journal.placed(ask, placement)
@@ -105,31 +105,31 @@ class PlacementSession:
             return f"{ask.partition_id} was requested by name"
         return "the emptiest GPU" if ask.spread is Spread.SPREAD else self._how
 
-    def _kind_of(self, ask: Ask) -> CompiledAsk:
+    def _compiled_for(self, ask: Ask) -> CompiledAsk:
         """Every wrong Ask is found when its kind is first met, but for the host memory, which is no part of a kind."""
         if ask.host_memory_bytes < 0:
             self.need_of(ask)
-        return self.chooser.kind_of(ask, self.need_of, self._avoiders(ask))
+        return self.chooser.compiled_for(ask, self.need_of, self._avoiders(ask))
 
     def _avoiders(self, ask: Ask) -> frozenset[str]:
         return self._avoided_by.get(ask.deployment or ask.name, frozenset()) if self._avoided_by else frozenset()
 
-    def _find(self, kind: CompiledAsk, ask: Ask) -> Charge | None:
-        node = self.chooser.choose(kind, ask.host_memory_bytes)
-        return None if node is None else self.chooser.charge_for(kind, node, ask)
+    def _find(self, compiled: CompiledAsk, ask: Ask) -> Charge | None:
+        node = self.chooser.choose(compiled, ask.host_memory_bytes)
+        return None if node is None else self.chooser.charge_for(compiled, node, ask)
 
     def _refusal(self, ask: Ask) -> Refusal:
         world = partial(_world, self._journal.moment(), self._first, self._planned)
         return LateRefusal(ask.name, Case(world, ask, self._reserved, self._avoiders(ask)))
 
-    def _placement(self, kind: CompiledAsk, ask: Ask, charge: Charge) -> Placement:
-        slots = tuple([self._slot(kind, charge.node, cell) for cell in charge.cells])
+    def _placement(self, compiled: CompiledAsk, ask: Ask, charge: Charge) -> Placement:
+        slots = tuple([self._slot(compiled, charge.node, cell) for cell in charge.cells])
         return Placement(ask=ask.name, slots=slots, because=self._because(ask, charge, slots))
 
-    def _slot(self, kind: CompiledAsk, node: int, cell: int) -> Slot:
+    def _slot(self, compiled: CompiledAsk, node: int, cell: int) -> Slot:
         fleet = self.fleet
         partition = fleet.partition_at(node, cell)
-        terms = self.chooser.terms_at(kind, node, cell)
+        terms = self.chooser.terms_at(compiled, node, cell)
         return Slot(
             node=fleet.nodes[node].name,
             device_id=partition.device_id,

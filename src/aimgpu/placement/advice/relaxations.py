@@ -116,7 +116,13 @@ class _Finder:
         """Another kind where that one is too small or not to be had."""
         ask = self._ask
         if isinstance(ask.want, PartitionKind):
-            kinds = sorted({(trait.cell_bytes, trait.kind) for trait in self._fleet.traits if trait is not None})
+            kinds = sorted(
+                {
+                    (partition_class.cell_bytes, partition_class.kind)
+                    for partition_class in self._fleet.classes
+                    if partition_class is not None
+                }
+            )
             for _, kind in kinds:
                 spot = self._spot(replace(ask, want=PartitionKind(kind=kind)))
                 if spot is not None:
@@ -136,9 +142,9 @@ class _Finder:
     def _free_compute(self, below: int) -> set[int]:
         """Millionths of a whole Device that are free on one of its Partitions."""
         fleet, found = self._fleet, set[int]()
-        for number, ppm in set(zip(fleet.trait.ravel().tolist(), fleet.compute.ravel().tolist(), strict=True)):
-            trait = fleet.traits[number]
-            part = trait.compute_part if trait is not None else None
+        for number, ppm in set(zip(fleet.class_numbers.ravel().tolist(), fleet.compute.ravel().tolist(), strict=True)):
+            partition_class = fleet.classes[number]
+            part = partition_class.compute_part if partition_class is not None else None
             if part is not None:
                 found.add(int(ppm * part))
         return {ppm for ppm in found if 0 < ppm < below}
@@ -188,8 +194,8 @@ class _Finder:
 
     def _spot(self, ask: Ask) -> _Spot | None:
         chooser, fleet = self._chooser, self._fleet
-        kind = chooser.kind_of(ask, partial(resolve_need, avoided_by=self._avoided_by), self._avoided_by)
-        node = chooser.choose(kind, ask.host_memory_bytes)
+        compiled = chooser.compiled_for(ask, partial(resolve_need, avoided_by=self._avoided_by), self._avoided_by)
+        node = chooser.choose(compiled, ask.host_memory_bytes)
         if node is None:
             return None
         cell = chooser.charge_for(kind, node, ask).cells[0]

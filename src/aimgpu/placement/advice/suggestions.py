@@ -87,15 +87,15 @@ def _additions(snapshot: Snapshot, need: Need, *, bare: bool) -> Iterator[str]:
     """What would have to be added; `bare`, where nothing else helps, also for the Ask without its affinity."""
     for ask, first, how in _as_asked_or_nearly(need.ask, bare=bare):
         tried = resolve_need(ask)
-        for part, node, state in sorted(_parts(snapshot), key=lambda found: found[0]):
+        for product, node, state in sorted(_products(snapshot), key=lambda found: found[0]):
             for layout in state.device.layouts:
                 if isinstance(fit_of(tried, node, laid_out(state, layout)), Fit):
-                    what = f"a {part}" if tried.count == 1 else f"a node with {tried.count} x {part}"
+                    what = f"a {product}" if tried.count == 1 else f"a node with {tried.count} x {product}"
                     yield f"{_sentence(f'{first}add {what}')}: {how} and laid out as {layout.name}, it fits."
                     return
     wanted = max(need.ask.footprint_bytes or 0, need.memory_bytes or 0)
     layouts = [layout for _, state in snapshot.devices() for layout in state.device.layouts]
-    if wanted > max((part.memory_bytes for layout in layouts for part in layout.partitions), default=0):
+    if wanted > max((partition.memory_bytes for layout in layouts for partition in layout.partitions), default=0):
         yield f"Add a GPU with {format_bytes(wanted, up=True)} in one partition: none here has that, even when empty."
     elif need.products and not any(state.device.product.casefold() in need.products for _, state in snapshot.devices()):
         yield f"Add a {' or a '.join(sorted(need.ask.products))}: there is none, and the request accepts no other."
@@ -111,8 +111,8 @@ def _as_asked_or_nearly(ask: Ask, *, bare: bool) -> Iterator[tuple[Ask, str, str
         yield replace(ask, with_deployments=frozenset()), f"let it run without {names} and ", "empty"
 
 
-def _parts(snapshot: Snapshot) -> Iterator[tuple[str, NodeState, DeviceState]]:
-    """One empty Device of every part that is here, on a node that lacks nothing."""
+def _products(snapshot: Snapshot) -> Iterator[tuple[str, NodeState, DeviceState]]:
+    """One empty device of every product that is here, on a node that lacks nothing."""
     seen = set()
     for _, state in snapshot.devices():
         if state.device.product not in seen:

@@ -48,7 +48,7 @@ def eviction_sets(snapshot: Snapshot, need: Need, limits: Limits) -> list[Evicti
     for node, states in _promising(snapshot, need, limits):
         each = [sorted(_on_device(snapshot, node, state, need, limits), key=_order) for state in states]
         if need.count == 1:
-            found += [way for ways in each for way in ways]
+            found += [eviction for evictions in each for eviction in evictions]
         else:
             found += _together(snapshot, node, each, need.count)
     return sorted(found, key=_order)
@@ -118,14 +118,20 @@ def victim_of(ask: Ask, snapshot: Snapshot, instance_id: str) -> bool:
     return running is not None and not running.pinned and running.priority.rank < ask.priority.rank
 
 
-def _order(way: EvictionSet) -> tuple[object, ...]:
-    names = sorted((way.relayout.layouts if way.relayout else {}).items())
-    return (*way.weight, way.node, way.devices, sorted(way.leaving), [(device, layout.name) for device, layout in names])
+def _order(eviction: EvictionSet) -> tuple[object, ...]:
+    names = sorted((eviction.relayout.layouts if eviction.relayout else {}).items())
+    return (
+        *eviction.weight,
+        eviction.node,
+        eviction.devices,
+        sorted(eviction.leaving),
+        [(device, layout.name) for device, layout in names],
+    )
 
 
 def _on_device(snapshot: Snapshot, node: NodeState, state: DeviceState, need: Need, limits: Limits) -> Iterator[EvictionSet]:
     for leaving in _leaving_sets(snapshot, node, state, need, limits):
-        yield _clearing(node, [state], leaving, None)
+        yield _eviction_set(node, [state], leaving, None)
     if not limits.may_change_layouts:
         return
     for layout in state.device.layouts:
@@ -144,7 +150,7 @@ def _under(
         return
     after = laid_out(_without(state, leaving), layout)
     if isinstance(fit_of(need, _lighter(snapshot, node, leaving), after), Fit):
-        yield _clearing(node, [state], leaving, relayout)
+        yield _eviction_set(node, [state], leaving, relayout)
 
 
 def _leaving_sets(
@@ -192,27 +198,31 @@ def _trimmed(usable: list[str], enough: Callable[[Iterable[str]], bool]) -> froz
 
 def _together(snapshot: Snapshot, node: NodeState, each: list[list[EvictionSet]], count: int) -> list[EvictionSet]:
     """The Devices of a node that are cheapest to clear at once; an instance on two of them counts once."""
-    rest = [ways[0] for ways in each if ways]
+    rest = [evictions[0] for evictions in each if evictions]
     chosen: list[EvictionSet] = []
     leaving: frozenset[str] = frozenset()
     while rest and len(chosen) < count:
-        rest.sort(key=lambda way: (way.weight[0], len(way.leaving - leaving), way.weight[2:], way.devices))
+        rest.sort(
+            key=lambda eviction: (eviction.weight[0], len(eviction.leaving - leaving), eviction.weight[2:], eviction.devices)
+        )
         best = rest.pop(0)
         chosen.append(best)
         leaving |= best.leaving
     if len(chosen) < count:
         return []
-    states = [state for state in node.devices if state.device.id in {way.devices[0] for way in chosen}]
+    states = [state for state in node.devices if state.device.id in {eviction.devices[0] for eviction in chosen}]
     layouts: dict[str, Layout] = {}
-    for way in chosen:
-        layouts.update(way.relayout.layouts if way.relayout else {})
-    reload_driver = any(way.relayout.reload_driver for way in chosen if way.relayout)
+    for eviction in chosen:
+        layouts.update(eviction.relayout.layouts if eviction.relayout else {})
+    reload_driver = any(eviction.relayout.reload_driver for eviction in chosen if eviction.relayout)
     relayout = Relayout(layouts=layouts, reload_driver=reload_driver) if layouts else None
-    found = _clearing(node, states, leaving, relayout)
+    found = _eviction_set(node, states, leaving, relayout)
     return [found] if all(movable(snapshot, instance_id) for instance_id in leaving) else []
 
 
-def _clearing(node: NodeState, states: list[DeviceState], leaving: frozenset[str], relayout: Relayout | None) -> EvictionSet:
+def _eviction_set(
+    node: NodeState, states: list[DeviceState], leaving: frozenset[str], relayout: Relayout | None
+) -> EvictionSet:
     held = sum(grant.memory_bytes for state in node.devices for grant in state.grants if grant.instance_id in leaving)
     reloads = int(relayout.reload_driver) if relayout else 0
     return EvictionSet(

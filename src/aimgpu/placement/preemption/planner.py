@@ -98,11 +98,11 @@ class _Draft:
 
 
 def _as_things_are(snapshot: Snapshot, asks: Sequence[Ask]) -> _Draft:
-    engine = PlacementSession(snapshot, mix=Mix.given(snapshot).with_asks(asks), planned=())
-    decisions = {ask.name: engine.place(ask) for ask in _in_order(asks)}
+    session = PlacementSession(snapshot, mix=Mix.given(snapshot).with_asks(asks), planned=())
+    decisions = {ask.name: session.place(ask) for ask in _in_order(asks)}
     return _Draft(
-        world=engine.snapshot,
-        fresh={ask.name: engine.how(ask) for ask in asks if isinstance(decisions[ask.name], Placement)},
+        world=session.snapshot,
+        fresh={ask.name: session.how(ask) for ask in asks if isinstance(decisions[ask.name], Placement)},
         refusals={name: each for name, each in decisions.items() if isinstance(each, Refusal)},
     )
 
@@ -118,17 +118,17 @@ def _together(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> _Draft
 
 def _asked_again(draft: _Draft, refused: Sequence[Ask]) -> _Draft:
     """What was changed for later Asks may do for earlier ones too; the refusals of the others describe the world at the end."""
-    engine = PlacementSession(draft.world, mix=Mix.given(draft.world).with_asks(refused), planned=draft.fresh)
+    session = PlacementSession(draft.world, mix=Mix.given(draft.world).with_asks(refused), planned=draft.fresh)
     fresh = dict(draft.fresh)
     for ask in _in_order(refused):
-        decision = _place(engine, ask)
+        decision = _place(session, ask)
         if decision is not None:
-            fresh[ask.name] = engine.how(ask)
+            fresh[ask.name] = session.how(ask)
     left = [ask for ask in refused if ask.name not in fresh]
-    return replace(draft, world=engine.snapshot, fresh=fresh, refusals=_refusals_in(engine, left, draft.refusals))
+    return replace(draft, world=session.snapshot, fresh=fresh, refusals=_refusals_in(session, left, draft.refusals))
 
 
-def _refusals_in(engine: PlacementSession, asks: Sequence[Ask], before: Mapping[str, Refusal]) -> dict[str, Refusal]:
+def _refusals_in(session: PlacementSession, asks: Sequence[Ask], before: Mapping[str, Refusal]) -> dict[str, Refusal]:
     """In this world; those from before where its Layouts have no such Partition any more. Equal Asks share their reasons."""
     found: dict[str, Refusal] = {}
     cases: dict[Ask, Refusal] = {}
@@ -137,7 +137,7 @@ def _refusals_in(engine: PlacementSession, asks: Sequence[Ask], before: Mapping[
         if isinstance(known, LateRefusal):
             found[ask.name] = known.for_another(ask.name)
             continue
-        decision = engine.decide(ask) if ask.partition_id is None or ask.partition_id in engine.fleet.cells else None
+        decision = session.decide(ask) if ask.partition_id is None or ask.partition_id in session.fleet.cells else None
         refusal = decision if isinstance(decision, Refusal) else before[ask.name]
         found[ask.name] = cases[_nameless(ask)] = refusal
     return found
@@ -162,18 +162,18 @@ def _check_names(snapshot: Snapshot, asks: Sequence[Ask]) -> None:
 def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
     """Each Ask where the engine puts it, or where room can be made; then a new session begins in the changed world."""
     mix = Mix.given(draft.world).with_asks(asks)
-    engine = PlacementSession(draft.world, mix=mix, planned=draft.fresh)
+    session = PlacementSession(draft.world, mix=mix, planned=draft.fresh)
     hopeless = set[Ask]()  # since room was last made: what is placed leaves less of it
     for ask in _in_order(asks):
-        decision = engine.place(ask)
+        decision = session.place(ask)
         if isinstance(decision, Placement):
-            draft = replace(draft, fresh={**draft.fresh, ask.name: engine.how(ask)})
+            draft = replace(draft, fresh={**draft.fresh, ask.name: session.how(ask)})
             continue
         if _nameless(ask) in hopeless:
             draft = replace(draft, refusals={**draft.refusals, ask.name: decision})
             continue
         search = _Search(
-            world=engine.snapshot, ask=ask, limits=limits, fresh=frozenset(draft.fresh), stopped=draft.stopped, mix=mix
+            world=session.snapshot, ask=ask, limits=limits, fresh=frozenset(draft.fresh), stopped=draft.stopped, mix=mix
         )
         room = _make_room(search)
         if room is None:
@@ -183,17 +183,17 @@ def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
             hopeless.clear()
             because = {**draft.fresh, ask.name: room.because}
             draft = replace(draft, fresh=because, stopped=draft.stopped | room.stopped)
-            engine = PlacementSession(room.after, mix=mix, planned=because)
-    return replace(draft, world=engine.snapshot)
+            session = PlacementSession(room.after, mix=mix, planned=because)
+    return replace(draft, world=session.snapshot)
 
 
 def _make_room(search: _Search) -> _Room | None:
     best: _Room | None = None
     tried = search.limits.most_tried
     avoiders = anti_affinity(search.world.running.values()).get(search.ask.deployment or search.ask.name, frozenset())
-    ways = eviction_sets(search.world, resolve_need(search.ask, avoiders), search.limits) if tried else []
-    for way in ways[:tried]:
-        room = _realise(search, way)
+    evictions = eviction_sets(search.world, resolve_need(search.ask, avoiders), search.limits) if tried else []
+    for eviction in evictions[:tried]:
+        room = _realise(search, eviction)
         if room is not None and (best is None or room.weight < best.weight):
             best = room
         if best is not None and not best.stopped and not best.moved:
@@ -201,40 +201,40 @@ def _make_room(search: _Search) -> _Room | None:
     return best
 
 
-def _realise(search: _Search, way: EvictionSet) -> _Room | None:
+def _realise(search: _Search, eviction: EvictionSet) -> _Room | None:
     """The world after this clearing, if everyone who leaves finds a place or may be stopped."""
     world = search.world
-    for instance_id in sorted(way.leaving):
+    for instance_id in sorted(eviction.leaving):
         world = world.without_instance(instance_id)
-    if way.relayout is not None:
-        world = with_relayout(world, way.node, way.relayout)
-    engine = PlacementSession(world, mix=search.mix)
-    placement = _place(engine, search.ask)
+    if eviction.relayout is not None:
+        world = with_relayout(world, eviction.node, eviction.relayout)
+    session = PlacementSession(world, mix=search.mix)
+    placement = _place(session, search.ask)
     if placement is None:
         return None
     stopped = set()
-    for instance_id in _largest_first(search.world, way.leaving):
+    for instance_id in _largest_first(search.world, eviction.leaving):
         again = ask_again(search.world, instance_id)
-        if (search.limits.may_move or instance_id in search.fresh) and _place(engine, again):
+        if (search.limits.may_move or instance_id in search.fresh) and _place(session, again):
             continue
         if not _may_stop(search, instance_id):
             return None
         stopped.add(instance_id)
     room = _Room(
-        after=engine.snapshot, because=engine.how(search.ask), stopped=frozenset(stopped), moved=way.leaving, weight=()
+        after=session.snapshot, because=session.how(search.ask), stopped=frozenset(stopped), moved=eviction.leaving, weight=()
     )
-    return _checked(search, way, room)
+    return _checked(search, eviction, room)
 
 
-def _place(engine: PlacementSession, ask: Ask) -> Placement | None:
+def _place(session: PlacementSession, ask: Ask) -> Placement | None:
     """Where it goes in a changed world; who named a Partition that the new Layout takes away goes nowhere."""
-    if ask.partition_id is not None and ask.partition_id not in engine.fleet.cells:
+    if ask.partition_id is not None and ask.partition_id not in session.fleet.cells:
         return None
-    decision = engine.place(ask)
+    decision = session.place(ask)
     return decision if isinstance(decision, Placement) else None
 
 
-def _checked(search: _Search, way: EvictionSet, room: _Room) -> _Room | None:
+def _checked(search: _Search, eviction: EvictionSet, room: _Room) -> _Room | None:
     """The room with its weight, if it stays within the limits."""
     limits = search.limits
     moved = room.moved - room.stopped - search.fresh
@@ -247,9 +247,9 @@ def _checked(search: _Search, way: EvictionSet, room: _Room) -> _Room | None:
     weight = (
         len(room.stopped),
         sum(held[instance_id] for instance_id in room.stopped),
-        way.weight[0],
+        eviction.weight[0],
         len(moved),
-        way.weight[2],
+        eviction.weight[2],
         sum(held[instance_id] for instance_id in moved),
     )
     return replace(room, moved=moved, weight=weight)

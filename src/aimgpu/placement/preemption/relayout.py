@@ -46,7 +46,7 @@ def _plain(ask: Ask) -> bool:
 
 
 def _alike(node: NodeState, limits: Limits) -> list[list[DeviceState]]:
-    """Idle Devices of this node, those of one part together. One in a hive keeps its memory mode."""
+    """Idle Devices of this node, those of one product together. One in a hive keeps its memory mode."""
     groups: dict[tuple[object, ...], list[DeviceState]] = {}
     for state in sorted(node.devices, key=lambda state: state.device.id):
         if state.grants or any(state.foreign_bytes.values()):

@@ -41,13 +41,13 @@ class Chooser:
         self.fleet, self.valuation = fleet, valuation
         self._made_penalties: NodePenalties | None = None  # when nodes are first compared
         self._just_rated: tuple[CompiledAsk, int, Table] | None = None
-        self._kinds: dict[tuple[object, ...], CompiledAsk] = {}
-        self._most_kinds = max(_CACHE_BYTES // (12 * max(len(fleet.nodes), 1)), 64)
+        self._compiled: dict[tuple[object, ...], CompiledAsk] = {}
+        self._most_compiled = max(_CACHE_BYTES // (12 * max(len(fleet.nodes), 1)), 64)
         self._memories: dict[CompiledAsk, _Memory] = {}
         self._reserved = np.array([(reserved or {}).get(node.name, 0) for node in fleet.nodes], dtype=np.int64)
         self._any_reserved = bool(self._reserved.any())
 
-    def kind_of(
+    def compiled_for(
         self, ask: Ask, resolve: Callable[[Ask], Need] = resolve_need, avoided_by: frozenset[str] = frozenset()
     ) -> CompiledAsk:
         """The compiled kind; Asks that differ in name, priority or host memory alone share one, resolved and checked once.
@@ -58,39 +58,39 @@ class Chooser:
         size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, id(ask.isolation), ask.cpu_millis)
         place = (ask.products, ask.refused_products, ask.vendor, ask.refused_vendor, id(ask.spread), ask.partition_id)
         key = (*size, *place, ask.with_deployments, ask.not_with_deployments, avoided_by)
-        kind = self._kinds.get(key)
-        if kind is None:
-            if len(self._kinds) >= self._most_kinds:
-                self._kinds.clear()
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            if len(self._compiled) >= self._most_compiled:
+                self._compiled.clear()
                 self._memories.clear()
-            kind = self._kinds[key] = CompiledAsk(resolve(ask), self.fleet, self.valuation)
-        return kind
+            compiled = self._compiled[key] = CompiledAsk(resolve(ask), self.fleet, self.valuation)
+        return compiled
 
-    def choose(self, kind: CompiledAsk, host_memory_bytes: int = 0) -> int | None:
+    def choose(self, compiled: CompiledAsk, host_memory_bytes: int = 0) -> int | None:
         """The node that takes it best, the first by name on ties; None where none can."""
-        if kind.fresh and len(self.fleet.nodes) == 1:
-            kind.fresh = False
-            return 0 if self._only_node_does(kind, host_memory_bytes) else None
-        score = self._scores(kind)
+        if compiled.fresh and len(self.fleet.nodes) == 1:
+            compiled.fresh = False
+            return 0 if self._only_node_does(compiled, host_memory_bytes) else None
+        score = self._scores(compiled)
         if not score.size:
             return None
         node = int(score.argmax())
         if score.item(node) < _HARDLY:
             return None
         if self.valuation.host_mib:
-            return self._keep_host_memory(kind, score, node, host_memory_bytes)
+            return self._keep_host_memory(compiled, score, node, host_memory_bytes)
         if self.fleet.host[node] < host_memory_bytes:
             score = np.where(self.fleet.host >= host_memory_bytes, score, NEVER)
             node = int(score.argmax())
         return node if score[node] > _HARDLY else None
 
-    def _keep_host_memory(self, kind: CompiledAsk, score: Table, best: int, host_memory_bytes: int) -> int | None:
+    def _keep_host_memory(self, compiled: CompiledAsk, score: Table, best: int, host_memory_bytes: int) -> int | None:
         """The best node once Devices that would lose the host memory to go with them are counted.
 
         Host memory is no part of a kind, and so of no score that is kept. Scores can only fall by it: where the best loses
         nothing it stays the best, and else only nodes that stand above what is left of its score can come before it.
         """
-        shift = host_memory_bytes // MIB * MICRO // self.valuation.host_mib - kind.devices_micro
+        shift = host_memory_bytes // MIB * MICRO // self.valuation.host_mib - compiled.devices_micro
         penalties, host = self._penalties, self.fleet.host
         node, most, found = best, _HARDLY, None
         passed: list[tuple[int, int]] = []
@@ -120,41 +120,41 @@ class Chooser:
         first = int(rated.argmax())
         return int(near[first]) if rated[first] > _HARDLY else None
 
-    def _only_node_does(self, kind: CompiledAsk, host_memory_bytes: int) -> bool:
+    def _only_node_does(self, compiled: CompiledAsk, host_memory_bytes: int) -> bool:
         """The same for a machine by itself and a kind that is new here; scores pay when a kind comes again."""
         fleet, held = self.fleet, self._reserved.item(0) if self._any_reserved else 0
-        if held > kind.whole_devices or fleet.cpu.item(0) < kind.cpu_millis or fleet.host.item(0) < host_memory_bytes:
+        if held > compiled.whole_devices or fleet.cpu.item(0) < compiled.cpu_millis or fleet.host.item(0) < host_memory_bytes:
             return False
-        if not kind.count:
+        if not compiled.count:
             return True
-        gains = self._gains_on(kind, 0)
-        self._just_rated = (kind, fleet.changed.item(0), gains)
-        if kind.count == 1:
+        gains = self._gains_on(compiled, 0)
+        self._just_rated = (compiled, fleet.changed.item(0), gains)
+        if compiled.count == 1:
             return bool(gains.max() > _HARDLY)
         best = gains.reshape(fleet.shape[1], fleet.shape[2]).max(axis=1)
-        return bool((best > _HARDLY).sum() >= kind.count)
+        return bool((best > _HARDLY).sum() >= compiled.count)
 
-    def charge_for(self, kind: CompiledAsk, node: int, ask: Ask, host_memory_bytes: int | None = None) -> Charge:
+    def charge_for(self, compiled: CompiledAsk, node: int, ask: Ask, host_memory_bytes: int | None = None) -> Charge:
         """What the kind takes on a node that `choose` gave."""
-        cells = self._cells_on(kind, node)
-        taken = tuple([max(self.terms_at(kind, node, cell).memory_bytes, 1) for cell in cells])
+        cells = self._cells_on(compiled, node)
+        taken = tuple([max(self.terms_at(compiled, node, cell).memory_bytes, 1) for cell in cells])
         compute: tuple[int, ...] = ()
-        if kind.compute is not None:
-            compute = tuple([self.terms_at(kind, node, cell).compute_ppm or 0 for cell in cells])
+        if compiled.compute is not None:
+            compute = tuple([self.terms_at(compiled, node, cell).compute_ppm or 0 for cell in cells])
         host = ask.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
-        return Charge(node, cells, taken, compute, kind.cpu_millis, host, ask.deployment or ask.name)
+        return Charge(node, cells, taken, compute, compiled.cpu_millis, host, ask.deployment or ask.name)
 
-    def terms_at(self, kind: CompiledAsk, node: int, cell: int) -> Terms:
+    def terms_at(self, compiled: CompiledAsk, node: int, cell: int) -> Terms:
         """How the kind is met on a cell that it was given."""
-        terms = kind.terms[self.fleet.trait.item(node, cell)]
+        terms = compiled.terms[self.fleet.class_numbers.item(node, cell)]
         if terms is None:
             raise ValueError(f"cell {cell} of node {node} cannot do")
         return terms
 
-    def device_gains(self, kind: CompiledAsk, node: int) -> list[int | None]:
+    def device_gains(self, compiled: CompiledAsk, node: int) -> list[int | None]:
         """Score of the best cell of each Device of a node, its node's guards left out; None where it does not fit."""
         _, deep, wide = self.fleet.shape
-        best = self._cell_gains(kind, np.array([node]))[0].reshape(deep, wide).max(axis=1)
+        best = self._cell_gains(compiled, np.array([node]))[0].reshape(deep, wide).max(axis=1)
         return [int(gain) if gain > _HARDLY else None for gain in best.tolist()]
 
     def take(self, charge: Charge) -> None:
@@ -173,72 +173,76 @@ class Chooser:
             self._made_penalties = NodePenalties(self.fleet, self.valuation)
         return self._made_penalties
 
-    def _scores(self, kind: CompiledAsk) -> Table:
-        memory = self._memories.get(kind)
+    def _scores(self, compiled: CompiledAsk) -> Table:
+        memory = self._memories.get(compiled)
         if memory is None:
             memory = _Memory(score=np.empty(len(self.fleet.nodes), dtype=np.int64))
-            if not kind.affinity:
-                self._memories[kind] = memory
+            if not compiled.affinity:
+                self._memories[compiled] = memory
         fleet = self.fleet
         if memory.seen != fleet.changes:
             stale = (fleet.changed > memory.seen).nonzero()[0]
-            memory.score[stale] = self._rate(kind, stale)
+            memory.score[stale] = self._rate(compiled, stale)
             memory.seen = fleet.changes
         return memory.score
 
-    def _rate(self, kind: CompiledAsk, nodes: Nodes) -> Table:
-        score = self._penalties.rate(kind, nodes)
-        if kind.count:
-            score += self._best_devices(kind, nodes)
+    def _rate(self, compiled: CompiledAsk, nodes: Nodes) -> Table:
+        score = self._penalties.rate(compiled, nodes)
+        if compiled.count:
+            score += self._best_devices(compiled, nodes)
         if self._any_reserved:
             held = self._reserved[nodes]
-            score[held > kind.whole_devices] = NEVER
-            score[(held > 0) & (held <= kind.whole_devices)] += _HELD
+            score[held > compiled.whole_devices] = NEVER
+            score[(held > 0) & (held <= compiled.whole_devices)] += _HELD
         return score
 
-    def _best_devices(self, kind: CompiledAsk, nodes: Nodes) -> Table:
+    def _best_devices(self, compiled: CompiledAsk, nodes: Nodes) -> Table:
         """Score of the best `count` Devices of each node, one cell on each."""
-        if kind.count == 1:
-            best: Table = self._cell_gains(kind, nodes).max(axis=1)
+        if compiled.count == 1:
+            best: Table = self._cell_gains(compiled, nodes).max(axis=1)
             return best
         _, deep, wide = self.fleet.shape
-        if kind.count > deep:
+        if compiled.count > deep:
             return np.full(len(nodes), NEVER, dtype=np.int64)
-        cells = self._cell_gains(kind, nodes).reshape(len(nodes), deep, wide)
-        total: Table = np.sort(cells.max(axis=2), axis=1)[:, -kind.count :].sum(axis=1)
+        cells = self._cell_gains(compiled, nodes).reshape(len(nodes), deep, wide)
+        total: Table = np.sort(cells.max(axis=2), axis=1)[:, -compiled.count :].sum(axis=1)
         return total
 
-    def _cell_gains(self, kind: CompiledAsk, nodes: Nodes) -> Table:
+    def _cell_gains(self, compiled: CompiledAsk, nodes: Nodes) -> Table:
         """One row a node, one column a cell."""
         fleet = self.fleet
-        gains: Table = kind.gain.take(fleet.code.take(nodes, axis=0))
-        if isinstance(kind.shared_bytes, int):
-            gains[fleet.free.take(nodes, axis=0) < kind.shared_bytes] = NEVER
-        elif kind.shared_bytes is not None:
-            gains[fleet.free[nodes] < kind.shared_bytes[fleet.trait[nodes]]] = NEVER
-        if kind.compute is not None:
-            gains[fleet.compute[nodes] < kind.compute[fleet.trait[nodes]]] = NEVER
-        if kind.affinity:
-            gains[~self._affinity_cells(kind)[nodes]] = NEVER
-        return self._spread(gains, nodes) if kind.spread else gains
+        gains: Table = compiled.gain.take(fleet.code.take(nodes, axis=0))
+        if isinstance(compiled.shared_bytes, int):
+            gains[fleet.free.take(nodes, axis=0) < compiled.shared_bytes] = NEVER
+        elif compiled.shared_bytes is not None:
+            gains[fleet.free[nodes] < compiled.shared_bytes[fleet.class_numbers[nodes]]] = NEVER
+        if compiled.compute is not None:
+            gains[fleet.compute[nodes] < compiled.compute[fleet.class_numbers[nodes]]] = NEVER
+        if compiled.affinity:
+            gains[~self._affinity_cells(compiled)[nodes]] = NEVER
+        return self._spread(gains, nodes) if compiled.spread else gains
 
-    def _rated_on(self, kind: CompiledAsk, node: int) -> Table:
+    def _rated_on(self, compiled: CompiledAsk, node: int) -> Table:
         """As `choose` has just rated the only node, if it has."""
         just, self._just_rated = self._just_rated, None
-        if just is not None and just[0] is kind and just[1] == self.fleet.changed.item(node):
+        if just is not None and just[0] is compiled and just[1] == self.fleet.changed.item(node):
             return just[2]
-        return self._gains_on(kind, node)
+        return self._gains_on(compiled, node)
 
-    def _gains_on(self, kind: CompiledAsk, node: int) -> Table:
+    def _gains_on(self, compiled: CompiledAsk, node: int) -> Table:
         """The same for one node, without the copies."""
-        if kind.spread or kind.affinity or not (kind.shared_bytes is None or isinstance(kind.shared_bytes, int)):
-            row: Table = self._cell_gains(kind, np.array([node]))[0]
+        if (
+            compiled.spread
+            or compiled.affinity
+            or not (compiled.shared_bytes is None or isinstance(compiled.shared_bytes, int))
+        ):
+            row: Table = self._cell_gains(compiled, np.array([node]))[0]
             return row
-        gains: Table = kind.gain.take(self.fleet.code[node])
-        if kind.shared_bytes is not None:
-            gains[self.fleet.free[node] < kind.shared_bytes] = NEVER
-        if kind.compute is not None:
-            gains[self.fleet.compute[node] < kind.compute[self.fleet.trait[node]]] = NEVER
+        gains: Table = compiled.gain.take(self.fleet.code[node])
+        if compiled.shared_bytes is not None:
+            gains[self.fleet.free[node] < compiled.shared_bytes] = NEVER
+        if compiled.compute is not None:
+            gains[self.fleet.compute[node] < compiled.compute[self.fleet.class_numbers[node]]] = NEVER
         return gains
 
     def _spread(self, gains: Table, nodes: Nodes) -> Table:
@@ -249,16 +253,16 @@ class Chooser:
         spread: Table = np.where(gains > _HARDLY, gains // _TIE + np.repeat(emptiness, wide, axis=1), NEVER)
         return spread
 
-    def _affinity_cells(self, kind: CompiledAsk) -> npt.NDArray[np.bool_]:
+    def _affinity_cells(self, compiled: CompiledAsk) -> npt.NDArray[np.bool_]:
         """Cells that the Ask's affinity and its named Partition allow."""
-        fleet, ask = self.fleet, kind.need.ask
+        fleet, ask = self.fleet, compiled.need.ask
         allowed = np.ones(fleet.shape[:2], dtype=bool)
         for deployment in sorted(ask.with_deployments):
             there = np.zeros(fleet.shape[:2], dtype=bool)
             for at, count in fleet.where.get(deployment, {}).items():
                 there[at] = count > 0
             allowed &= there
-        for deployment in sorted(kind.need.avoided):
+        for deployment in sorted(compiled.need.avoided):
             for at, count in fleet.where.get(deployment, {}).items():
                 if count > 0:
                     allowed[at] = False
@@ -270,13 +274,13 @@ class Chooser:
             cells &= named
         return cells
 
-    def _cells_on(self, kind: CompiledAsk, node: int) -> tuple[int, ...]:
-        if not kind.count:
+    def _cells_on(self, compiled: CompiledAsk, node: int) -> tuple[int, ...]:
+        if not compiled.count:
             return ()
-        gains = self._rated_on(kind, node)
-        if kind.count == 1:
+        gains = self._rated_on(compiled, node)
+        if compiled.count == 1:
             return (int(gains.argmax()),)
         _, deep, wide = self.fleet.shape
         cells = gains.reshape(deep, wide)
-        order = np.argsort(-cells.max(axis=1), kind="stable")[: kind.count]
+        order = np.argsort(-cells.max(axis=1), kind="stable")[: compiled.count]
         return tuple(place * wide + int(cells[place].argmax()) for place in sorted(order.tolist()))

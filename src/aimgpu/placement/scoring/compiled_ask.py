@@ -29,17 +29,19 @@ class CompiledAsk:
         self.cpu_millis = need.ask.cpu_millis
         self.spread = need.ask.spread is Spread.SPREAD
         self.affinity = bool(need.ask.with_deployments or need.avoided or need.ask.partition_id)
-        self.terms: list[Terms | None] = [None if trait is None else terms_for(need, trait) for trait in fleet.traits]
-        self.gain = np.empty(len(fleet.traits) * ROW, dtype=np.int64)
-        for number, (trait, terms) in enumerate(zip(fleet.traits, self.terms, strict=True)):
+        self.terms: list[Terms | None] = [
+            None if partition_class is None else terms_for(need, partition_class) for partition_class in fleet.classes
+        ]
+        self.gain = np.empty(len(fleet.classes) * ROW, dtype=np.int64)
+        for number, (partition_class, terms) in enumerate(zip(fleet.classes, self.terms, strict=True)):
             row = self.gain[number * ROW : (number + 1) * ROW]
-            if trait is None or terms is None:
+            if partition_class is None or terms is None:
                 row.fill(NEVER)
             else:
-                _fill_row(row, trait, terms, valuation)
+                _fill_row(row, partition_class, terms, valuation)
         self.shared_bytes = _shared_bytes(self.terms)
         self.compute = _compute(self.terms) if need.ask.compute_ppm else None
-        micro = [_micro(trait, terms) for trait, terms in zip(fleet.traits, self.terms, strict=True)]
+        micro = [_micro(partition_class, terms) for partition_class, terms in zip(fleet.classes, self.terms, strict=True)]
         self.devices_micro = max(micro, default=0) * self.count
         self.shift: Table | None = None  # both below in score, kept by the guards
         self.strand_shift = self.devices_micro - _whole(self.cpu_millis * MICRO, valuation.strand_ratio)
@@ -61,29 +63,29 @@ def _compute(terms: list[Terms | None]) -> Table:
     return np.array([0 if each is None else each.compute_ppm or 0 for each in terms], dtype=np.int64)
 
 
-def _fill_row(row: Table, trait: PartitionClass, terms: Terms, valuation: Valuation) -> None:
-    worth = valuation.worth(trait)
+def _fill_row(row: Table, partition_class: PartitionClass, terms: Terms, valuation: Valuation) -> None:
+    worth = valuation.worth(partition_class)
     if terms.exclusive:
         row.fill(NEVER)
         alone = ALONE if terms.fallback else 0
-        row[STEPS] = worth[0] - worth[STEPS] - _scarcity(trait, trait.cell_bytes, valuation) - alone
+        row[STEPS] = worth[0] - worth[STEPS] - _scarcity(partition_class, partition_class.cell_bytes, valuation) - alone
         return
-    steps = max(-(-terms.memory_bytes * STEPS // trait.cell_bytes), 1)
+    steps = max(-(-terms.memory_bytes * STEPS // partition_class.cell_bytes), 1)
     first = steps - 1  # a step below may still hold the exact bytes; they are checked apart
-    tight = round(valuation.weights.tight * UNIT * float(valuation.size_of(trait))) // STEPS
-    cost = _scarcity(trait, terms.memory_bytes, valuation)
+    tight = round(valuation.weights.tight * UNIT * float(valuation.size_of(partition_class))) // STEPS
+    cost = _scarcity(partition_class, terms.memory_bytes, valuation)
     row[:first] = NEVER
     row[first] = worth[0] - cost
     np.subtract(worth[: ROW - steps], _LEFT[: ROW - steps] * tight + cost, out=row[steps:])
     row[first:] -= worth[first:]
 
 
-def _scarcity(trait: PartitionClass, memory_bytes: int, valuation: Valuation) -> int:
-    return valuation.scarcity(trait) * memory_bytes // trait.device_bytes
+def _scarcity(partition_class: PartitionClass, memory_bytes: int, valuation: Valuation) -> int:
+    return valuation.scarcity(partition_class) * memory_bytes // partition_class.device_bytes
 
 
-def _micro(trait: PartitionClass | None, terms: Terms | None) -> int:
-    return 0 if trait is None or terms is None else terms.memory_bytes * MICRO // trait.device_bytes
+def _micro(partition_class: PartitionClass | None, terms: Terms | None) -> int:
+    return 0 if partition_class is None or terms is None else terms.memory_bytes * MICRO // partition_class.device_bytes
 
 
 def _whole(amount: int, ratio: Ratio | None, unit: int = 0) -> int:

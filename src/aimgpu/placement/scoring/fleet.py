@@ -18,7 +18,7 @@ from aimgpu.placement.scoring.prices import STEPS
 from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 from aimgpu.units import PPM
 
-ROW = STEPS + 1  # codes a trait
+ROW = STEPS + 1  # codes per partition class
 UNLIMITED = 1 << 60  # CPU or host memory that is not known does not limit
 _MOST_MOVED = 4096
 _COUNTS = [list(range(count)) for count in range(65)]
@@ -42,13 +42,13 @@ class Fleet:
 
     capacity: npt.NDArray[np.int64]  # a row a node, a column a cell
     free: npt.NDArray[np.int64]
-    trait: npt.NDArray[np.int64]  # 0: padding, or not to be used
+    class_numbers: npt.NDArray[np.int64]  # by cell; 0: padding, or not to be used
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.nodes: list[NodeState] = sorted(snapshot.nodes, key=lambda node: node.name)
         self.states: list[list[DeviceState]] = [sorted(node.devices, key=lambda state: state.device.id) for node in self.nodes]
         self.index = {node.name: number for number, node in enumerate(self.nodes)}
-        self.traits: list[PartitionClass | None] = [None]
+        self.classes: list[PartitionClass | None] = [None]
         deep = max((len(states) for states in self.states), default=0)
         wide = max((len(state.device.layout.partitions) for states in self.states for state in states), default=0)
         self.shape = (len(self.nodes), max(deep, 1), max(wide, 1))
@@ -65,7 +65,7 @@ class Fleet:
         usable = np.maximum(self.free, 0)  # foreign processes can hold what was granted
         usable *= STEPS
         usable //= self.capacity
-        self.code = self.trait * ROW
+        self.code = self.class_numbers * ROW
         self.code += usable
 
     def partition_at(self, node: int, cell: int) -> Partition:
@@ -136,9 +136,9 @@ class Fleet:
             self._partitions.append(places)
             for place, (state, partitions) in enumerate(zip(states, places, strict=True)):
                 self._fill_device(row, place, state, partitions)
-        columns = [row.capacity for row in rows], [row.free for row in rows], [row.trait for row in rows]
+        columns = [row.capacity for row in rows], [row.free for row in rows], [row.class_numbers for row in rows]
         made = np.array(columns, dtype=np.int64).reshape(3, len(rows), deep * wide)
-        self.capacity, self.free, self.trait = made[0], made[1], made[2]
+        self.capacity, self.free, self.class_numbers = made[0], made[1], made[2]
 
     def _by_place(self, read: Callable[[DeviceState], int], padding: int) -> npt.NDArray[np.int64]:
         deep = self.shape[1]
@@ -154,10 +154,10 @@ class Fleet:
             return
         if state.foreign_bytes:
             free = [left - state.foreign_on(partition) for left, partition in zip(free, partitions, strict=True)]
-        row.trait[first:last] = self._trait_numbers(state, partitions)
+        row.class_numbers[first:last] = self._class_numbers(state, partitions)
         row.free[first:last], row.compute[first:last] = free, compute
 
-    def _trait_numbers(self, state: DeviceState, partitions: Sequence[Partition]) -> list[int]:
+    def _class_numbers(self, state: DeviceState, partitions: Sequence[Partition]) -> list[int]:
         """Partitions of one Device that are alike are looked at once."""
         shared, exclusive = state.shared_levels, state.exclusive_levels
         numbers, known, last = list[int](), self._known, None
@@ -176,15 +176,15 @@ class Fleet:
             last = key
             number = known.get((same, kinds, key))
             if number is None:
-                number = known[same, kinds, key] = self._trait_number(partition_class_of(state, partition))
+                number = known[same, kinds, key] = self._class_number(partition_class_of(state, partition))
             numbers.append(number)
         return numbers * count
 
-    def _trait_number(self, trait: PartitionClass) -> int:
-        if trait in self.traits:
-            return self.traits.index(trait)
-        self.traits.append(trait)
-        return len(self.traits) - 1
+    def _class_number(self, partition_class: PartitionClass) -> int:
+        if partition_class in self.classes:
+            return self.classes.index(partition_class)
+        self.classes.append(partition_class)
+        return len(self.classes) - 1
 
     def _apply(self, charge: Charge, sign: int) -> None:
         node = charge.node
@@ -222,19 +222,19 @@ class Fleet:
         size, usable = self.device_bytes.item(at[0], place), max(free, 0)
         self.devices[at[0]] += usable * MICRO // size - max(before, 0) * MICRO // size
         self.free[at] = free
-        self.code[at] = self.trait.item(at) * ROW + usable * STEPS // capacity
+        self.code[at] = self.class_numbers.item(at) * ROW + usable * STEPS // capacity
 
 
 class _Row:
     """A node's cells while they are counted; one numpy call a node is less than one a cell."""
 
-    __slots__ = ("capacity", "compute", "free", "trait")
+    __slots__ = ("capacity", "class_numbers", "compute", "free")
 
     def __init__(self, cells: int) -> None:
         self.capacity = [1] * cells
         self.free = [0] * cells
         self.compute = [PPM] * cells
-        self.trait = [0] * cells
+        self.class_numbers = [0] * cells
 
 
 def _charge_grants(state: DeviceState, partitions: Sequence[Partition], free: list[int], compute: list[int]) -> bool:

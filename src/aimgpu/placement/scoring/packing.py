@@ -115,8 +115,8 @@ def _distinct(template: DeviceState, needs: Sequence[Need]) -> list[tuple[Layout
         state = laid_out(empty, layout)
         rooms = []
         for partition in layout.partitions:
-            trait = partition_class_of(state, partition)
-            rooms.append(Room(partition=partition, terms=tuple(terms_for(need, trait) for need in needs)))
+            partition_class = partition_class_of(state, partition)
+            rooms.append(Room(partition=partition, terms=tuple(terms_for(need, partition_class) for need in needs)))
         shape = tuple(sorted((room.partition.memory_bytes, repr(room.terms)) for room in rooms))
         found.setdefault(shape, (layout, rooms))
     return list(found.values())

@@ -47,33 +47,33 @@ def partition_class_of(state: DeviceState, partition: Partition) -> PartitionCla
     )
 
 
-def terms_for(need: Need, trait: PartitionClass) -> Terms | None:
+def terms_for(need: Need, partition_class: PartitionClass) -> Terms | None:
     """None where no Partition of this Trait will ever do."""
-    if not _identity_wanted(need, trait):
+    if not _identity_wanted(need, partition_class):
         return None
-    shared = not need.exclusive and trait.shared_level.rank >= need.least_level.rank
-    if not shared and trait.exclusive_level.rank < need.least_level.rank:
+    shared = not need.exclusive and partition_class.shared_level.rank >= need.least_level.rank
+    if not shared and partition_class.exclusive_level.rank < need.least_level.rank:
         return None
-    compute_ppm = None if need.ask.compute_ppm is None else partition_ppm(need.ask.compute_ppm, trait.compute_part)
+    compute_ppm = None if need.ask.compute_ppm is None else partition_ppm(need.ask.compute_ppm, partition_class.compute_part)
     if compute_ppm is None and need.ask.compute_ppm is not None:
         return None
     if shared:
-        wanted = need.bytes_on(trait.device_bytes)
-        fits = wanted <= trait.cell_bytes and (need.ask.footprint_bytes or 0) <= wanted
+        wanted = need.bytes_on(partition_class.device_bytes)
+        fits = wanted <= partition_class.cell_bytes and (need.ask.footprint_bytes or 0) <= wanted
         return Terms(memory_bytes=wanted, compute_ppm=compute_ppm, exclusive=False, fallback=False) if fits else None
-    least = max(need.ask.footprint_bytes or 0, 0 if need.whole else need.bytes_on(trait.device_bytes))
-    if least > trait.cell_bytes:
+    least = max(need.ask.footprint_bytes or 0, 0 if need.whole else need.bytes_on(partition_class.device_bytes))
+    if least > partition_class.cell_bytes:
         return None
-    return Terms(memory_bytes=trait.cell_bytes, compute_ppm=compute_ppm, exclusive=True, fallback=not need.exclusive)
+    return Terms(memory_bytes=partition_class.cell_bytes, compute_ppm=compute_ppm, exclusive=True, fallback=not need.exclusive)
 
 
-def _identity_wanted(need: Need, trait: PartitionClass) -> bool:
+def _identity_wanted(need: Need, partition_class: PartitionClass) -> bool:
     ask = need.ask
     return (
-        (ask.vendor is None or ask.vendor.lower() == trait.vendor)
-        and (ask.refused_vendor is None or ask.refused_vendor.lower() != trait.vendor)
-        and (not need.products or trait.product in need.products)
-        and trait.product not in need.refused_products
-        and (need.kind is None or need.kind == trait.kind)
-        and (trait.whole or not need.whole)
+        (ask.vendor is None or ask.vendor.lower() == partition_class.vendor)
+        and (ask.refused_vendor is None or ask.refused_vendor.lower() != partition_class.vendor)
+        and (not need.products or partition_class.product in need.products)
+        and partition_class.product not in need.refused_products
+        and (need.kind is None or need.kind == partition_class.kind)
+        and (partition_class.whole or not need.whole)
     )

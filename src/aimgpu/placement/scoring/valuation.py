@@ -1,4 +1,4 @@
-"""What the mix makes of a fleet: the worth of free shares, the price of scarce parts, the CPU that goes with a Device."""
+"""What the mix makes of a fleet: the worth of free shares, the price of scarce products, the CPU that goes with a Device."""
 
 from collections import Counter
 from fractions import Fraction as Ratio
@@ -30,77 +30,81 @@ class Valuation:
     def __init__(self, fleet: Fleet, mix: Mix, weights: Weights) -> None:
         self.weights = weights
         self._mix = mix
-        self._largest = max((trait.device_bytes for trait in fleet.traits if trait is not None), default=1)
+        self._largest = max(
+            (partition_class.device_bytes for partition_class in fleet.classes if partition_class is not None), default=1
+        )
         self._tables: dict[tuple[int, int], Table] = {}
         self._scarce = self._scarcity(fleet, mix)
         self.strand_ratio, self.spare_ratio = self._cpu_ratios(fleet, mix)
         self.host_mib = self._host_mib(mix)  # per Device: with less, a free Device is stranded; 0 where it is not known
 
-    def size_of(self, trait: PartitionClass) -> Ratio:
+    def size_of(self, partition_class: PartitionClass) -> Ratio:
         """A Partition in largest Devices."""
-        return Ratio(trait.cell_bytes, self._largest)
+        return Ratio(partition_class.cell_bytes, self._largest)
 
-    def worth(self, trait: PartitionClass) -> Table:
+    def worth(self, partition_class: PartitionClass) -> Table:
         """Score of 0..STEPS free steps on a Partition of this Trait."""
-        key = (trait.cell_bytes, trait.device_bytes)
+        key = (partition_class.cell_bytes, partition_class.device_bytes)
         table = self._tables.get(key)
         if table is None:
-            table = self._tables[key] = self._worth(trait)
+            table = self._tables[key] = self._worth(partition_class)
         return table
 
-    def scarcity(self, trait: PartitionClass) -> int:
-        """Score lost with a whole Device of this part."""
-        return self._scarce.get(trait.product, 0)
+    def scarcity(self, partition_class: PartitionClass) -> int:
+        """Score lost with a whole device of this product."""
+        return self._scarce.get(partition_class.product, 0)
 
-    def _worth(self, trait: PartitionClass) -> Table:
+    def _worth(self, partition_class: PartitionClass) -> Table:
         """Kept over Fleets: the same mix and Trait give the same table. Shapes are one object each, kept alive with it."""
         mix = self._mix.counts
-        key = (trait, self._largest, self.weights.waste, *[(id(shape), count) for shape, count in mix])
+        key = (partition_class, self._largest, self.weights.waste, *[(id(shape), count) for shape, count in mix])
         known = _TABLES.get(key)
         if known is None:
             if len(_TABLES) >= _MOST_TABLES:
                 _TABLES.clear()
-            known = _TABLES[key] = (mix, self._new_worth(trait))
+            known = _TABLES[key] = (mix, self._new_worth(partition_class))
         return known[1]
 
-    def _new_worth(self, trait: PartitionClass) -> Table:
+    def _new_worth(self, partition_class: PartitionClass) -> Table:
         shares: Counter[int] = Counter()
         asked: Counter[int] = Counter()
         for ask, count in self._mix.counts:
             if ask.devices <= 0:
                 continue
             need = _need_of(ask)
-            steps = _steps(need, trait)
+            steps = _steps(need, partition_class)
             if steps is not None:
                 asked[steps] += count
                 if not need.exclusive and steps < STEPS:
                     shares[steps] += count * need.count
-        scale = float(UNIT * self.size_of(trait))
+        scale = float(UNIT * self.size_of(partition_class))
         return _score_table(tuple(sorted(shares.items())), tuple(sorted(asked.items())), self.weights.waste, scale)
 
     def _scarcity(self, fleet: Fleet, mix: Mix) -> dict[str, int]:
-        """By part: demand that names it over its stock, at most 1, in score."""
+        """By product: demand that names it over its stock, at most 1, in score."""
         if not any(ask.products for ask, _ in mix.counts):
             return {}
         stock: Counter[str] = Counter()
-        cells = np.bincount(fleet.trait.ravel(), minlength=len(fleet.traits)).tolist()
-        for trait, count in zip(fleet.traits, cells, strict=True):
-            if trait is not None:
-                stock[trait.product] += count * trait.cell_bytes * PPM // trait.device_bytes
+        cells = np.bincount(fleet.class_numbers.ravel(), minlength=len(fleet.classes)).tolist()
+        for partition_class, count in zip(fleet.classes, cells, strict=True):
+            if partition_class is not None:
+                stock[partition_class.product] += count * partition_class.cell_bytes * PPM // partition_class.device_bytes
         named: Counter[str] = Counter()
         total = 0
         for ask, count in mix.counts:
             wanted = devices_ppm(ask, self._largest) * count
             total += wanted
-            parts = [part for part in {part.casefold() for part in ask.products} if stock[part]]
-            held = sum(stock[part] for part in parts)
-            for part in parts:
-                named[part] += wanted * stock[part] // held
+            products = [product for product in {product.casefold() for product in ask.products} if stock[product]]
+            held = sum(stock[product] for product in products)
+            for product in products:
+                named[product] += wanted * stock[product] // held
         everything = sum(stock.values())
         if not total:
             return {}
         unit = round(self.weights.scarce * UNIT)
-        return {part: int(min(Ratio(named[part] * everything, total * stock[part]), Ratio(1)) * unit) for part in named}
+        return {
+            product: int(min(Ratio(named[product] * everything, total * stock[product]), Ratio(1)) * unit) for product in named
+        }
 
     def _cpu_ratios(self, fleet: Fleet, mix: Mix) -> tuple[Ratio | None, Ratio | None]:
         """CPU millis per Device below which a free Device is stranded, and above which free CPU is spare."""
@@ -154,12 +158,12 @@ def _need_of(shape: Ask) -> Need:
     return need
 
 
-def _steps(need: Need, trait: PartitionClass) -> int | None:
+def _steps(need: Need, partition_class: PartitionClass) -> int | None:
     """Thousandths of a Partition that the Need takes there."""
-    terms = terms_for(need, trait)
+    terms = terms_for(need, partition_class)
     if terms is None:
         return None
-    return STEPS if terms.exclusive else max(-(-terms.memory_bytes * STEPS // trait.cell_bytes), 1)
+    return STEPS if terms.exclusive else max(-(-terms.memory_bytes * STEPS // partition_class.cell_bytes), 1)
 
 
 def _quartile(asks: list[tuple[int, int]]) -> Ratio:

@@ -13,7 +13,7 @@ class Weights:
     host: float = 0.3  # per Device without the host memory to go with it
     spare: float = 0.15  # per 10 cores without a Device to go with them
     fit: float = 0.01  # per 8 Devices, 128 cores and 512 GiB of host memory left on the node: fuller nodes first
-    scarce: float = 0.3  # per Device of a part that Asks name as much as there is stock
+    scarce: float = 0.3  # per device of a product that asks name as much as there is stock
 
 
 COMING_AND_GOING = Weights()

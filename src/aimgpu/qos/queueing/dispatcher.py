@@ -15,9 +15,9 @@ from aimgpu.qos.queueing.backend import Arrival, Backend, BackendState
 from aimgpu.qos.queueing.concurrency import AdaptiveLimit
 from aimgpu.qos.queueing.device_pools import DevicePools
 from aimgpu.qos.queueing.policy import QueuePolicy
-from aimgpu.qos.queueing.preemption import Preemptions
 from aimgpu.qos.queueing.queue import ClassQueue
 from aimgpu.qos.queueing.rate import SmoothedRate
+from aimgpu.qos.queueing.recalls import Recalls
 from aimgpu.qos.queueing.ticket import Ticket, TicketState
 
 ServerT = TypeVar("ServerT", bound=Backend)
@@ -101,7 +101,7 @@ class Dispatcher(Generic[ServerT]):
         self._devices = DevicePools(policy)
         self._departures: dict[tuple[str, Priority], SmoothedRate] = {}  # of lines that never emptied since
         self._service_seconds: dict[tuple[str, Priority], float] = {}  # how long a request takes, smoothed
-        self.recalls = Preemptions(policy.recall)
+        self.recalls = Recalls(policy.recall)
 
     def change_policy(self, policy: QueuePolicy) -> None:
         """From now on. Requests that run or wait stay, and keeps the due that it was given."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aimgpu.domain import Priority, QueueSettings
-from aimgpu.qos.queueing.preemption import PreemptionPolicy
+from aimgpu.qos.queueing.recalls import RecallPolicy
 
 DEFAULT_LONGEST_WAIT: Mapping[Priority, float] = {Priority.HIGH: 30.0, Priority.MEDIUM: 60.0, Priority.LOW: 120.0}
 DEFAULT_MOST_QUEUED: Mapping[Priority, int] = {Priority.HIGH: 2048, Priority.MEDIUM: 1024, Priority.LOW: 1024}
@@ -26,7 +26,7 @@ class QueuePolicy:
     reserve_seconds: float = 600.0  # what higher classes needed at once fades over about this long
     device_limits: Mapping[str, int] = field(default_factory=dict)  # requests at once on a Device, over all its models
     every_device_limit: int | None = None  # the same, of every Device that is not named; None: as many as its engines take
-    recall: PreemptionPolicy = field(default_factory=PreemptionPolicy)
+    recall: RecallPolicy = field(default_factory=RecallPolicy)
 
     @property
     def limits_devices(self) -> bool:

@@ -15,7 +15,7 @@ _NEWS = 0.1  # weight of the last request in a smoothed time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreemptionPolicy:
+class RecallPolicy:
     """`patience` is the part of its promised time after which a request is helped; the rest is for the help to take effect."""
 
     most: int = 2  # times that one request may be recalled; 0: nothing is ever recalled
@@ -69,10 +69,10 @@ class HoldBudget:
 
 
 @dataclass(slots=True)
-class Preemptions:
+class Recalls:
     """Who is promised a first byte and has none yet, who would be late, and who makes way."""
 
-    policy: PreemptionPolicy
+    policy: RecallPolicy
     counts: dict[str, int] = field(default_factory=dict)  # model -> requests recalled so far
     _first_bytes: dict[str, float] = field(default_factory=dict)  # model -> seconds from the start, smoothed
     _waste: dict[str, WasteBudget] = field(default_factory=dict)

@@ -198,10 +198,10 @@ class _Finder:
         node = chooser.choose(compiled, ask.host_memory_bytes)
         if node is None:
             return None
-        cell = chooser.charge_for(kind, node, ask).cells[0]
+        cell = chooser.charge_for(compiled, node, ask).cells[0]
         state = fleet.states[node][cell // fleet.wide]
         partition = fleet.partition_at(node, cell)
-        alone = chooser.terms_at(kind, node, cell).exclusive
+        alone = chooser.terms_at(compiled, node, cell).exclusive
         return _Spot(
             node=fleet.nodes[node].name,
             device=state.device,

@@ -14,7 +14,7 @@ AimGpuError
 │   ├── UnknownDevice
 │   └── UnknownPartition
 ├── NotAllowed                no permission, or no key
-├── PlacementRefused          a Refusal, where the caller needs an exception
+├── PlacementRefused          a refusal, where the caller needs an exception
 ├── Conflict                  true, but not now
 │   ├── NotInitialized
 │   ├── LedgerOwned

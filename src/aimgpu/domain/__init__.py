@@ -1,7 +1,7 @@
 """The words of the system as frozen dataclasses and enums; no I/O.
 
-A Device has a Layout, which gives Partitions. An Ask becomes a Placement or a Refusal; a Placement becomes Grants, the only
-thing that is charged. A Deployment is a model that should run, an Instance is one running copy.
+A device has a layout, which gives partitions. An ask becomes a placement or a refusal; a placement becomes grants, the only
+thing that is charged. A deployment is a model that should run, an instance is one running copy.
 """
 
 from aimgpu.domain.ask import Ask, Auto, Fraction, IsolationRequirement, Memory, PartitionKind, Priority, Spread, Want, Whole

@@ -31,7 +31,7 @@ class Spread(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auto:
-    """Size it for me: `memory_bytes` comes from the Footprint."""
+    """Size it for me: `memory_bytes` comes from the footprint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +41,21 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fraction:
-    """A part of a whole Device, in millionths."""
+    """A part of a whole device, in millionths."""
 
     ppm: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionKind:
-    """A whole Partition of a kind ("cpx", "1g.18gb")."""
+    """A whole partition of a kind ("cpx", "1g.18gb")."""
 
     kind: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """Whole Devices, all on one node."""
+    """Whole devices, all on one node."""
 
     count: int = 1
 
@@ -71,8 +71,8 @@ class Ask:
     want: Want
     footprint_bytes: int | None = None
     least_bytes: int | None = None  # what the model needs with next to no context; None: not known
-    divided: tuple[tuple[int, int], ...] = ()  # what it would need on each of so many Devices, if one is too small
-    devices: int = 1  # several Devices of one node, the same share on each
+    divided: tuple[tuple[int, int], ...] = ()  # what it would need on each of so many devices, if one is too small
+    devices: int = 1  # several devices of one node, the same share on each
     compute_ppm: int | None = None
     isolation: IsolationRequirement = IsolationRequirement.NONE
     priority: Priority = Priority.MEDIUM
@@ -91,5 +91,5 @@ class Ask:
 
     @property
     def device_count(self) -> int:
-        """Over how many Devices the model is divided."""
+        """Over how many devices the model is divided."""
         return max(self.want.count, self.devices) if isinstance(self.want, Whole) else self.devices

@@ -1,6 +1,6 @@
 """Compute of a whole GPU and compute of its partitions, each expressed in the other, in exact integers.
 
-An Ask names millionths of the whole GPU. A Grant holds millionths of its partition, because that is what a CU mask, MPS and the
+An ask names millionths of the whole GPU. A grant holds millionths of its partition, because that is what a CU mask, MPS and the
 interposer can limit: 10 % of an MI300X (30.4 of 304 CUs) is 80 % of one of its eight CPX partitions (38 CUs).
 """
 
@@ -79,7 +79,7 @@ def unit_name(device: Device) -> str:
 
 
 def granted_to(share: Grant | Slot, devices: Iterable[Device]) -> GrantedCompute | None:
-    """The compute of a Grant or Slot, with its Device looked up among these."""
+    """The compute of a grant or slot, with its device looked up among these."""
     device = next((each for each in devices if each.id == share.device_id), None)
     partition = None if device is None else device.partition(share.partition_id)
     return None if device is None or partition is None else granted_compute(share.compute_ppm, device, partition)

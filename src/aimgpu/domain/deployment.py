@@ -13,7 +13,7 @@ PROGRAM = "program"  # stands for the engine where none serves
 
 
 class WatchdogPolicy(StrEnum):
-    """What is done about an instance that takes more than its Grant, or is not held."""
+    """What is done about an instance that takes more than its grant, or is not held."""
 
     WARN = "warn"
     THROTTLE = "throttle"
@@ -96,7 +96,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOverrides:
-    """What a user passes to the engine beside what we set. Pairs rather than mappings: a Deployment can be hashed."""
+    """What a user passes to the engine beside what we set. Pairs rather than mappings: a deployment can be hashed."""
 
     arguments: tuple[tuple[str, ...], ...] = ()  # a flag without dashes, then its values; none: it stands alone
     environment: tuple[tuple[str, str], ...] = ()
@@ -128,7 +128,7 @@ class Deployment:
     overrides: EngineOverrides = field(default_factory=EngineOverrides)
     aliases: tuple[str, ...] = ()  # other names that callers may use, without Ollama's `:latest`
     default: bool = False  # serves requests that name no model
-    resized_bytes: int | None = None  # its share on each Device since it was resized while it ran; not of the stack file
+    resized_bytes: int | None = None  # its share on each device since it was resized while it ran; not of the stack file
 
     def with_live_settings_of(self, other: "Deployment") -> "Deployment":
         """With what can change while instances run: how many there are, the promises, how the GPU is shared, and names."""
@@ -148,7 +148,7 @@ class Deployment:
 
     @property
     def present_ask(self) -> Ask:
-        """The Ask, with the share that a resize gave it in place of the one that the user wrote."""
+        """The ask, with the share that a resize gave it in place of the one that the user wrote."""
         if self.resized_bytes is None:
             return self.ask
         return replace(self.ask, want=Memory(memory_bytes=self.resized_bytes))
@@ -169,7 +169,7 @@ class InstanceState(StrEnum):
 class SleepFootprint:
     """What an instance holds while its engine sleeps in place."""
 
-    device_bytes: int  # on each of its Devices
+    device_bytes: int  # on each of its devices
     host_bytes: int = 0
 
 
@@ -185,7 +185,7 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One copy of a Deployment, with what it was granted."""
+    """One copy of a deployment, with what it was granted."""
 
     id: str
     deployment: str

@@ -1,4 +1,4 @@
-"""Devices, the Layouts they can have, and the Partitions a Layout gives."""
+"""Devices, the layouts they can have, and the partitions a layout gives."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,9 +13,9 @@ class Vendor(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """A part of a Device that the hardware enforces; an unpartitioned Device is one Partition.
+    """A part of a device that the hardware enforces; an unpartitioned device is one partition.
 
-    `id` is `<device id>/<kind>-<index>`, so the same bytes under another Layout have another id and a stale Grant shows.
+    `id` is `<device id>/<kind>-<index>`, so the same bytes under another layout have another id and a stale grant shows.
     """
 
     id: str
@@ -27,12 +27,12 @@ class Partition:
     start: int | None = None  # MIG: first memory slice of the placement
     uuid: str | None = None  # what the runtime selects it by, where the device reports it
     render_node: str | None = None  # AMD: /dev/dri/renderD...
-    capped: bool = True  # False: its neighbours on the Device may take of its memory
+    capped: bool = True  # False: its neighbours on the device may take of its memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The modes of a Device and the Partitions that they give."""
+    """The modes of a device and the partitions that they give."""
 
     name: str  # "SPX/NPS1", "CPX/NPS4", "whole", "1g.18gb@0+3g.71gb@4"
     compute_mode: str | None
@@ -46,7 +46,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A physical GPU, as read: its current Layout, and those it can have."""
+    """A physical GPU, as read: its current layout, and those it can have."""
 
     id: str  # stable: unique id, BDF or UUID; "sim-mi300x-0"
     index: int  # position on its node, for people; not stable
@@ -70,5 +70,5 @@ class Device:
         return " (software GPU)" if self.software else " (simulated)" if self.simulated else ""
 
     def partition(self, partition_id: str) -> Partition | None:
-        """The Partition of the current Layout with this id."""
+        """The partition of the current layout with this id."""
         return next((part for part in self.layout.partitions if part.id == partition_id), None)

@@ -13,7 +13,7 @@ class Exactness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One part of a Footprint, with what it was computed from."""
+    """One part of a footprint, with what it was computed from."""
 
     name: str  # weights | kv_cache | activations | graphs | engine | context | startup | listed | adapters | given
     memory_bytes: int
@@ -48,7 +48,7 @@ class LargerService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Everything one Instance needs on its Device, and the engine flags that make it so."""
+    """Everything one instance needs on its device, and the engine flags that make it so."""
 
     model: str
     engine: str
@@ -64,7 +64,7 @@ class Footprint:
     growth: Growth | None = None  # None: the KV cache is not one that is given in bytes
     larger: tuple[LargerService, ...] = ()  # what more memory is good for, step by step; empty: everything was given
     in_host_memory: bool = False  # its GPU is simulated, or its engine runs on the CPU: a grant gives it no memory
-    divided: tuple[tuple[int, int], ...] = ()  # what it needs on each of so many Devices, where one is too small for it
+    divided: tuple[tuple[int, int], ...] = ()  # what it needs on each of so many devices, where one is too small for it
 
     @property
     def total_bytes(self) -> int:

@@ -7,7 +7,7 @@ from aimgpu.domain.ask import IsolationRequirement, Priority
 
 
 class Level(StrEnum):
-    """How a Grant is enforced, strongest first."""
+    """How a grant is enforced, strongest first."""
 
     HARDWARE = "hardware"
     DRIVER = "driver"
@@ -27,7 +27,7 @@ _RANKS = {
     Level.RUNTIME: 2,
     Level.DRIVER: 3,
     Level.HARDWARE: 4,
-}  # asked for at every Partition
+}  # asked for at every partition
 
 # The weakest level that meets a requirement.
 LEAST_LEVEL = {
@@ -40,7 +40,7 @@ LEAST_LEVEL = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A Partition and a Share of it, given to one instance."""
+    """A partition and a share of it, given to one instance."""
 
     id: str
     instance_id: str
@@ -52,7 +52,7 @@ class Grant:
     compute_ppm: int | None
     priority: Priority
     level: Level
-    exclusive: bool = False  # the whole Partition, whatever the bytes
+    exclusive: bool = False  # the whole partition, whatever the bytes
     mechanisms: tuple[str, ...] = ()  # what enforces it ("interposer", "mig", "dmem" and "interposer"); none: nothing does yet
 
     @property

@@ -1,4 +1,4 @@
-"""Decisions: a Placement, or a Refusal with a reason for every Device looked at."""
+"""Decisions: a placement, or a refusal with a reason for every device looked at."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from aimgpu.domain.grant import Grant, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One Share on one Partition: what a Grant will be made of."""
+    """One share on one partition: what a grant will be made of."""
 
     node: str
     device_id: str
@@ -46,14 +46,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    ask: str  # the Ask's name
+    ask: str  # the ask's name
     slots: tuple[Slot, ...]
     because: str  # why here, one sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReason:
-    """Why one Device was not taken."""
+    """Why one device was not taken."""
 
     node: str
     device_id: str

@@ -1,6 +1,6 @@
-"""MIG geometry: which profiles of a Device go together, and where. Pure.
+"""MIG geometry: which profiles of a device go together, and where. Pure.
 
-A profile takes memory slices from one of its starts, and some of the compute slices that the Device has. Nothing here knows a
+A profile takes memory slices from one of its starts, and some of the compute slices that the device has. Nothing here knows a
 GPU model: profiles and placements are what the device reports.
 """
 
@@ -17,7 +17,7 @@ _HOW = "Write kind@start, joined by plus: 1g.18gb@0+3g.71gb@4; without @start a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceProfile:
-    """One kind of Partition that a Device can cut."""
+    """One kind of partition that a device can cut."""
 
     kind: str  # "1g.18gb", "1g.18gb+me"
     compute_slices: int

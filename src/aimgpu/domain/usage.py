@@ -1,4 +1,4 @@
-"""What a Device was measured to use."""
+"""What a device was measured to use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignProcess:
-    """A process on a Device; foreign until the controller recognises its pid."""
+    """A process on a device; foreign until the controller recognises its pid."""
 
     pid: int
     name: str | None

@@ -9,7 +9,7 @@ from aimgpu.hardware.protocols import Finding, Hardware, Identity
 
 
 class CombinedHardware:
-    """Devices are numbered through; every call goes to the backend that knows the Device."""
+    """Devices are numbered through; every call goes to the backend that knows the device."""
 
     def __init__(self, backends: Sequence[Hardware]) -> None:
         self._backends = tuple(backends)

@@ -11,21 +11,21 @@ class DeviceReader(Protocol):
     """Reads what GPUs there are."""
 
     def read_devices(self) -> tuple[Device, ...]:
-        """Every Device with the Layout that it has now, as read, not as asked."""
+        """Every device with the layout that it has now, as read, not as asked."""
 
 
 class UsageReader(Protocol):
     """Reads what is in use on them."""
 
     def read_usage(self) -> tuple[DeviceUsage, ...]:
-        """Measured memory, utilisation and processes of every Device."""
+        """Measured memory, utilisation and processes of every device."""
 
 
 class Partitioner(Protocol):
     """Changes their layouts."""
 
     def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
-        """Change the Layout and return the Device as read back.
+        """Change the layout and return the device as read back.
 
         A memory mode takes the whole hive to the same layout and needs a driver reload: without `reload_driver` that raises
         DriverReloadNeeded and changes nothing. Raises PartitionBusy (naming the processes), UnknownLayout, NotAllowed or
@@ -35,7 +35,7 @@ class Partitioner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What lets a workload see its Partition and no other."""
+    """What lets a workload see its partition and no other."""
 
     environment: Mapping[str, str]
     device_nodes: tuple[str, ...] = field(default=())
@@ -71,13 +71,13 @@ class Hardware(DeviceReader, UsageReader, Partitioner, Identifier, Inspector, Pr
 
 
 class HelperProcesses(Protocol):
-    """Processes of ours that hold a Partition for our tenants, such as an MPS server: no tenant, and no stranger."""
+    """Processes of ours that hold a partition for our tenants, such as an MPS server: no tenant, and no stranger."""
 
     def pids(self) -> frozenset[int]:
         """Of all of them, now."""
 
     def dismiss(self, uuids: Collection[str]) -> tuple[str, ...]:
-        """End those of these Partitions, which have no tenants any more; returns whose there were.
+        """End those of these partitions, which have no tenants any more; returns whose there were.
 
         The next tenant brings them back. Raises PartitionBusy, naming tenants that are left, or HardwareFailed.
         """

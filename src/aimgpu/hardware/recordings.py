@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedDevice:
-    """One kind of GPU that was seen. `layouts` are its modes or Partition kinds, as the device reported them."""
+    """One kind of GPU that was seen. `layouts` are its modes or partition kinds, as the device reported them."""
 
     product: str
     market_name: str

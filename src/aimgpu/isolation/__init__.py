@@ -1,4 +1,4 @@
-"""What makes a Grant true: limits, masks, environment, and the watchdog that checks.
+"""What makes a grant true: limits, masks, environment, and the watchdog that checks.
 
-A mechanism reports the Level that it really gives. Not here: deciding who gets a Grant.
+A mechanism reports the level that it really gives. Not here: deciding who gets a grant.
 """

@@ -5,12 +5,12 @@ from aimgpu.isolation.protocols import Enforcement, Offer
 
 
 class HardwareBoundary:
-    """A Partition (or whole Device) that one Grant has for itself: its size is the limit, and the hardware keeps it."""
+    """A partition (or whole device) that one grant has for itself: its size is the limit, and the hardware keeps it."""
 
     name = "partition"
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
-        """The Level that it can give on this partition, or why it gives none."""
+        """The level that it can give on this partition, or why it gives none."""
         if device.simulated:
             return Offer(level=None, reason=f"{device.id} is simulated")
         if not exclusive:
@@ -36,7 +36,7 @@ class EngineFlags:
     name = "engine flag"
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
-        """The Level that it can give on this partition, or why it gives none."""
+        """The level that it can give on this partition, or why it gives none."""
         del partition, exclusive
         if device.simulated:
             return Offer(level=None, reason=f"{device.id} is simulated: the engine runs on the CPU")

@@ -1,4 +1,4 @@
-"""Chooses the strongest mechanism that can make a Grant true, and says at which Level it is."""
+"""Chooses the strongest mechanism that can make a grant true, and says at which level it is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,17 +13,17 @@ NOTHING = Enforcement(level=Level.NONE, mechanism="none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One mechanism's answer for one Partition, for `explain`."""
+    """One mechanism's answer for one partition, for `explain`."""
 
     mechanism: str
     offer: Offer
 
 
 class MechanismChooser:
-    """An Isolator over a list of mechanisms; of two with the same Level the earlier one wins.
+    """An isolator over a list of mechanisms; of two with the same level the earlier one wins.
 
     Companions are added to whatever was chosen, where they can be had: they limit what it does not (compute, turns), and
-    never raise the Level that is reported. Partners are companions of one mechanism, by its name.
+    never raise the level that is reported. Partners are companions of one mechanism, by its name.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class MechanismChooser:
         return max((peak for peak in counted if peak is not None), default=None)
 
     def _holding(self, grant: Grant) -> list[Mechanism]:
-        """What makes this Grant true, what counts most exactly first: it refuses before anything changed."""
+        """What makes this grant true, what counts most exactly first: it refuses before anything changed."""
         held = [mechanism for mechanism in self._mechanisms if mechanism.name in grant.mechanisms]
         return sorted(held, key=lambda mechanism: isinstance(mechanism, Grouping))
 
@@ -104,7 +104,7 @@ class MechanismChooser:
     def _asked_of(
         self, mechanism: Mechanism, chosen: Mechanism | None, grant: Grant, device: Device, partition: Partition
     ) -> Grant:
-        """Without the compute limit where another one that acts on this Grant holds it."""
+        """Without the compute limit where another one that acts on this grant holds it."""
         if isinstance(mechanism, SpaceLimit):
             return grant
         acting = [*([chosen] if chosen else ()), *self._companions]

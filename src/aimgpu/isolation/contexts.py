@@ -22,7 +22,7 @@ def read_counted(region: Region) -> Counted:
 
 
 def charge_contexts(region: Region, counted: Counted, usages: Iterable[DeviceUsage], proc: Path = PROC) -> None:
-    """`usages`: of the Device that the region belongs to."""
+    """`usages`: of the device that the region belongs to."""
     measured = {}
     for process in (process for usage in usages for process in usage.processes):
         if process.memory_bytes is None:

@@ -1,4 +1,4 @@
-"""Compute units of an AMD Partition for each of its tenants: `HSA_CU_MASK`.
+"""Compute units of an AMD partition for each of its tenants: `HSA_CU_MASK`.
 
 Bit k of a mask is a CU of XCC (k mod number of XCCs), so contiguous bits spread evenly over all XCCs (kernel,
 mqd_symmetrically_map_cu_mask). A mask that leaves an XCC empty is not made: queues run on all of them. A share is rounded down
@@ -54,7 +54,7 @@ def format_mask(index: int, units: Iterable[int]) -> str:
 
 
 class CuMasks:
-    """Keeps who has which units of which Partition, on disk, so that a restart cannot hand them out twice.
+    """Keeps who has which units of which partition, on disk, so that a restart cannot hand them out twice.
 
     A companion of other mechanisms: it limits compute, they limit memory.
     """
@@ -67,7 +67,7 @@ class CuMasks:
         self._xccs_of = xccs_of or XCCS
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
-        """The Level that it can give on this partition, or why it gives none."""
+        """The level that it can give on this partition, or why it gives none."""
         if device.simulated or device.vendor is not Vendor.AMD:
             return Offer(level=None, reason="CU masks are for real AMD devices")
         if exclusive:
@@ -104,7 +104,7 @@ class CuMasks:
                 self._write(book)
 
     def _xccs(self, device: Device, partition: Partition) -> int:
-        """XCCs of this Partition; 1 where the part is not known, which is right for everything with one die."""
+        """XCCs of this partition; 1 where the part is not known, which is right for everything with one die."""
         whole = self._xccs_of.get(device.product, 1)
         parts = max(1, len(device.layout.partitions))
         each = max(1, whole // parts)

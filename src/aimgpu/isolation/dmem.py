@@ -36,7 +36,7 @@ class DmemLimits:
     """One control group an instance, under `parent`; the launcher puts its processes there before they open the device.
 
     `parent` is made where we may (as root), or was delegated to us. The limit counts a whole physical GPU, so it is offered
-    on unpartitioned Devices only. Not tried on AMD hardware: the files are those of the kernel's documentation.
+    on unpartitioned devices only. Not tried on AMD hardware: the files are those of the kernel's documentation.
     """
 
     name = "dmem"
@@ -45,10 +45,10 @@ class DmemLimits:
         self._root = root or find_cgroup_root()
         self._parent = parent or self._root / "aimgpu"
         self._sysfs = sysfs
-        self._regions: dict[str, str] = {}  # of each Grant, as the kernel names them
+        self._regions: dict[str, str] = {}  # of each grant, as the kernel names them
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
-        """The Level that it can give on this partition, or why it gives none."""
+        """The level that it can give on this partition, or why it gives none."""
         del exclusive
         if device.simulated or device.vendor is not Vendor.AMD:
             return Offer(level=None, reason="dmem is for real AMD devices")
@@ -78,7 +78,7 @@ class DmemLimits:
         return self._parent / _UNSAFE.sub("_", grant.instance_id)
 
     def read_used_bytes(self, grant: Grant) -> int | None:
-        """Of the Grant's Device; the group's other Devices have Grants of their own."""
+        """Of the grant's device; the group's other devices have grants of their own."""
         if not self.group_of(grant).exists():
             return None
         used = self._lines(grant, "dmem.current").get(self._limited(grant), "0")
@@ -128,7 +128,7 @@ class DmemLimits:
             raise HardwareUnavailable(f"dmem of {group} reads {found!r}, {memory_bytes} was written")
 
     def _limited(self, grant: Grant) -> str:
-        """The Grant's Device as the kernel names it; after a restart of the daemon it is read from the group's limits."""
+        """The grant's device as the kernel names it; after a restart of the daemon it is read from the group's limits."""
         limited = [region for region, value in self._lines(grant, "dmem.max").items() if value != "max"]
         region = self._regions.get(grant.id) or (limited[0] if len(limited) == 1 else None)
         if region is None:
@@ -152,7 +152,7 @@ class DmemLimits:
         return None if os.access(nearest, os.W_OK) else f"may not make control groups in {nearest}"
 
     def _region_of(self, device: Device, partition: Partition) -> str | None:
-        """`drm/0000:05:00.0/vram` of this Device, as the kernel lists it."""
+        """`drm/0000:05:00.0/vram` of this device, as the kernel lists it."""
         try:
             known = _parse((self._root / "dmem.capacity").read_text())
         except OSError:

@@ -1,4 +1,4 @@
-"""The interposer as a mechanism: a region for each Partition, a tenant in it for each Grant, and the variables that load it."""
+"""The interposer as a mechanism: a region for each partition, a tenant in it for each grant, and the variables that load it."""
 
 import contextlib
 import hashlib
@@ -92,7 +92,7 @@ class Interposer:
         self._paths: dict[str, list[Path]] = {}  # instance -> its regions, in the order of its devices
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
-        """The Level that it can give on this partition, or why it gives none."""
+        """The level that it can give on this partition, or why it gives none."""
         del partition, exclusive
         if device.simulated and not device.software:
             return Offer(level=None, reason=f"{device.id} is simulated: the engine runs on the CPU")
@@ -184,12 +184,12 @@ class Interposer:
         return 0o666 if private else 0o600
 
     def read_tenants(self, partition_id: str) -> Mapping[str, TenantUse]:
-        """What each instance on this Partition uses; empty where no instance is held there."""
+        """What each instance on this partition uses; empty where no instance is held there."""
         region = self.find_region(partition_id)
         return {use.name: use for use in region.read_use()} if region else {}
 
     def find_region(self, partition_id: str) -> Region | None:
-        """The one of this Partition, where there is one that can be read."""
+        """The one of this partition, where there is one that can be read."""
         with contextlib.suppress(RegionUnusable, FileNotFoundError):
             return self._open(region_path(self._directory, partition_id))
         return None

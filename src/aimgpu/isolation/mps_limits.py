@@ -14,7 +14,7 @@ from aimgpu.isolation.protocols import Enforcement, Offer
 
 
 class MpsControl(Protocol):
-    """What the NVIDIA backend offers: one daemon a Partition, limits a tenant."""
+    """What the NVIDIA backend offers: one daemon a partition, limits a tenant."""
 
     def unavailable_reason(self) -> str | None: ...
 
@@ -32,7 +32,7 @@ class MpsMechanism:
         self._control = control
 
     def offer(self, device: Device, partition: Partition, *, exclusive: bool) -> Offer:
-        """The Level that it can give on this partition, or why it gives none."""
+        """The level that it can give on this partition, or why it gives none."""
         if device.simulated or device.vendor is not Vendor.NVIDIA:
             return Offer(level=None, reason="MPS is for real NVIDIA devices")
         if exclusive:

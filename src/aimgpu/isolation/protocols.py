@@ -10,7 +10,7 @@ from aimgpu.domain import Device, Grant, Level, Partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enforcement:
-    """How a Grant will be made true: the Level it really gives, and what the process must be started with."""
+    """How a grant will be made true: the level it really gives, and what the process must be started with."""
 
     level: Level
     mechanism: str  # "partition", "mig", "mps", "interposer", "engine flag", "none"
@@ -21,16 +21,16 @@ class Enforcement:
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        """All of them, the one that gives the Level first."""
+        """All of them, the one that gives the level first."""
         return (self.mechanism, *self.beside)
 
 
 class Isolator(Protocol):
     def available_levels(self, device: Device, partition: Partition, *, exclusive: bool) -> frozenset[Level]:
-        """The Levels that a Grant on this Partition could have here and now."""
+        """The levels that a grant on this partition could have here and now."""
 
     def enforce(self, grant: Grant, device: Device, partition: Partition, *, grouped: bool = True) -> Enforcement:
-        """Prepare what makes the Grant true. Raises NotAllowed or HardwareUnavailable rather than giving less than asked.
+        """Prepare what makes the grant true. Raises NotAllowed or HardwareUnavailable rather than giving less than asked.
 
         `grouped`: the launcher puts the process into a control group where that is asked for.
         """
@@ -41,7 +41,7 @@ class Isolator(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What one mechanism can do on one Partition; a Level of None means nothing, for this reason."""
+    """What one mechanism can do on one partition; a level of None means nothing, for this reason."""
 
     level: Level | None
     reason: str | None = None
@@ -49,7 +49,7 @@ class Offer:
 
 @runtime_checkable
 class UsageMeter(Protocol):
-    """An Isolator or Mechanism that knows how much of a Grant is in use."""
+    """An isolator or mechanism that knows how much of a grant is in use."""
 
     def read_used_bytes(self, grant: Grant) -> int | None:
         """None: nothing of this kind holds it."""
@@ -71,7 +71,7 @@ class Grouping(Protocol):
 
 
 class Mechanism(Protocol):
-    """One way to make a Grant true; the chooser composes them."""
+    """One way to make a grant true; the chooser composes them."""
 
     name: str
 
@@ -85,7 +85,7 @@ class Mechanism(Protocol):
 
 @runtime_checkable
 class Resizer(Protocol):
-    """An Isolator or Mechanism that can change the bytes of a Grant while its instance runs."""
+    """An isolator or mechanism that can change the bytes of a grant while its instance runs."""
 
     def resize(self, grant: Grant, memory_bytes: int) -> None:
         """From now on the instance may hold so much; where nothing of this kind holds it, nothing. Raises ShareInUse."""
@@ -95,8 +95,8 @@ class Resizer(Protocol):
 class SpaceLimit(Mechanism, Protocol):
     """A mechanism that limits compute to a part of the device's units, where others limit it to a part of the time.
 
-    Only one of the two may act on a Grant: half of the units for half of the time would be a quarter.
+    Only one of the two may act on a grant: half of the units for half of the time would be a quarter.
     """
 
     def holds_compute(self, grant: Grant, device: Device, partition: Partition) -> bool:
-        """Whether `enforce` would limit the compute of this Grant."""
+        """Whether `enforce` would limit the compute of this grant."""

@@ -1,4 +1,4 @@
-"""While a critical model breaks its promise, low tenants of its Device are given less of the compute, and it is said."""
+"""While a critical model breaks its promise, low tenants of its device are given less of the compute, and it is said."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class GateThrottle:
-    """Steers the launch gate; a Device without regions has no gate, and then nothing is done."""
+    """Steers the launch gate; a device without regions has no gate, and then nothing is done."""
 
     def __init__(self, grants: Callable[[], Iterable[Grant]], regions: Callable[[], Iterable[Region]]) -> None:
         self._grants = grants

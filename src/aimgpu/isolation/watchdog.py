@@ -112,7 +112,7 @@ def _judge_instance(usage: DeviceUsage, instance: Watched, tolerance_bytes: int)
 
 
 def _unheld(device_id: str, instance: Watched, pids: frozenset[int]) -> Judgement:
-    """An instance that demanded enforcement must not run without it; for others the Level drops to what is true."""
+    """An instance that demanded enforcement must not run without it; for others the level drops to what is true."""
     names = ", ".join(map(str, sorted(pids)))
     return Judgement(
         finding=Violation.UNHELD,

@@ -262,14 +262,14 @@ class Ledger:
             change.change_grant(replace(row.value, memory_bytes=memory_bytes), capacity)
 
     def lower_level(self, instance_id: str, level: Level, mechanism: str | None = None) -> None:
-        """The grants of this instance are enforced at this Level at most. Bytes stay as charged."""
+        """The grants of this instance are enforced at this level at most. Bytes stay as charged."""
         with self._write() as change:
             for grant in change.state.held_by(instance_id):
                 if grant.level.rank > level.rank:
                     change.put_grant(replace(grant, level=level, mechanisms=(mechanism,) if mechanism else grant.mechanisms))
 
     def note_enforcement(self, *grants: Grant) -> None:
-        """Record by what, and at which Level, these live grants are enforced; nothing else of them changes."""
+        """Record by what, and at which level, these live grants are enforced; nothing else of them changes."""
         with self._write() as change:
             for new in grants:
                 row = change.state.grants.get(new.id)

@@ -1,8 +1,8 @@
-"""Where an instance goes: Snapshot and Ask in, Placement or Refusal out.
+"""Where an instance goes: Snapshot and ask in, placement or refusal out.
 
 Start at `decide.decide`; a caller that decides often keeps a `session.PlacementSession`; `preemption.planner` plans what would
 have to move, stop or be laid out differently. Not here: reading hardware, charging the ledger, starting anything. Pure: the
-same snapshot and Asks give the same answer in every process.
+same snapshot and asks give the same answer in every process.
 
 Only what needs no numpy is imported here, because commands that only look at GPUs read snapshots too.
 """

@@ -1,4 +1,4 @@
-"""The order of a batch: by name, but an Ask comes after the deployments that it must run with."""
+"""The order of a batch: by name, but an ask comes after the deployments that it must run with."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from aimgpu.domain import Ask
 
 
 def affinity_first(asks: Sequence[Ask]) -> list[Ask]:
-    """The same Asks in the same order, but that an Ask that wants to be with others of the batch comes after one of each."""
+    """The same asks in the same order, but that an ask that wants to be with others of the batch comes after one of each."""
     if not any(ask.with_deployments for ask in asks):
         return list(asks)
     names = {ask.deployment or ask.name for ask in asks}
@@ -20,12 +20,12 @@ def affinity_first(asks: Sequence[Ask]) -> list[Ask]:
 
 
 def by_name(ask: Ask) -> tuple[str, int, str]:
-    """Sorts Asks by deployment, and the replicas of one by number: chat-3 before chat-20."""
+    """Sorts asks by deployment, and the replicas of one by number: chat-3 before chat-20."""
     return ask.deployment or ask.name, len(ask.name), ask.name
 
 
 def anti_affinity(running: Iterable[Ask]) -> dict[str, frozenset[str]]:
-    """By deployment, those that do not want to be on one Device with it."""
+    """By deployment, those that do not want to be on one device with it."""
     found: dict[str, frozenset[str]] = {}
     for ask in [ask for ask in running if ask.not_with_deployments]:
         for name in ask.not_with_deployments:

@@ -1,4 +1,4 @@
-"""Choosing: Snapshot and Asks in, decisions out."""
+"""Choosing: Snapshot and asks in, decisions out."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -9,11 +9,11 @@ from aimgpu.placement.scoring.mix import Mix, shape_of
 from aimgpu.placement.session import PlacementSession
 from aimgpu.placement.snapshot import Snapshot
 
-_KEPT = 8  # sessions of the last Snapshot; one serves every Ask of one shape
+_KEPT = 8  # sessions of the last snapshot; one serves every ask of one shape
 
 
 class _Same:
-    """A Snapshot that equals itself alone: the very object is known again without looking into it."""
+    """A snapshot that equals itself alone: the very object is known again without looking into it."""
 
     __slots__ = ("snapshot",)
 
@@ -28,7 +28,7 @@ class _Same:
 
 
 class _Known:
-    """What was worked out for one Snapshot: the mix that runs, and a session for each mix that was decided with."""
+    """What was worked out for one snapshot: the mix that runs, and a session for each mix that was decided with."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -36,7 +36,7 @@ class _Known:
         self._sessions: dict[tuple[object, ...], PlacementSession] = {}
 
     def session(self, ask: Ask, mix: Mix | None, reserved: Mapping[str, int] | None) -> PlacementSession:
-        """By the shape of the Ask where the mix is learned: hashing a whole mix takes longer than deciding."""
+        """By the shape of the ask where the mix is learned: hashing a whole mix takes longer than deciding."""
         held = tuple(sorted(reserved.items())) if reserved else ()
         learning = mix is None and bool(self.snapshot.running)
         key = (held, shape_of(ask)) if learning else (held, mix)
@@ -50,9 +50,9 @@ class _Known:
 
 
 def decide(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None) -> Decision:
-    """Where this Ask goes. Raises InvalidInput or UnknownPartition where the Ask itself is wrong.
+    """Where this ask goes. Raises InvalidInput or UnknownPartition where the ask itself is wrong.
 
-    `mix` is what Asks to expect; by default what runs and this one. A caller that decides often keeps a `PlacementSession`.
+    `mix` is what asks to expect; by default what runs and this one. A caller that decides often keeps a `PlacementSession`.
     """
     return session_for(snapshot, ask, mix=mix, reserved=reserved).decide(ask)
 
@@ -60,7 +60,7 @@ def decide(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Ma
 def decide_all(
     snapshot: Snapshot, asks: Sequence[Ask], *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None
 ) -> tuple[Decision, ...]:
-    """One decision per Ask, each seeing what the earlier ones took: in their order, but after those that they must run with."""
+    """One decision per ask, each seeing what the earlier ones took: in their order, but after those that they must run with."""
     learned = Mix.given(snapshot).with_asks(asks) if mix is None else mix
     session = PlacementSession(snapshot, mix=learned, reserved=reserved, planned=())
     if not any(ask.with_deployments for ask in asks):
@@ -72,7 +72,7 @@ def decide_all(
 
 
 def session_for(snapshot: Snapshot, ask: Ask, *, mix: Mix | None, reserved: Mapping[str, int] | None) -> PlacementSession:
-    """An engine to ask and never to charge; kept while the same Snapshot is asked about again and again."""
+    """An engine to ask and never to charge; kept while the same snapshot is asked about again and again."""
     return _known(_Same(snapshot)).session(ask, mix, reserved)
 
 

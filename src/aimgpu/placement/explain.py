@@ -1,4 +1,4 @@
-"""Why here: for one Ask, what every Device would have given or what it lacked, and the decision with its reason."""
+"""Why here: for one ask, what every device would have given or what it lacked, and the decision with its reason."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceVerdict:
-    """`loss` is what the Ask would take from the mix there, in thousandths of the largest Device; less is better."""
+    """`loss` is what the ask would take from the mix there, in thousandths of the largest device; less is better."""
 
     node: str
     device_id: str
@@ -49,13 +49,13 @@ class Explanation:
 
 
 def explain(snapshot: Snapshot, ask: Ask, *, mix: Mix | None = None, reserved: Mapping[str, int] | None = None) -> Explanation:
-    """The decision that `decide` makes, with every Device beside it."""
+    """The decision that `decide` makes, with every device beside it."""
     session = session_for(snapshot, ask, mix=mix, reserved=reserved)
     return _explained(session, session.need_of(ask), session.decide(ask), reserved or {})
 
 
 def explain_planned(snapshot: Snapshot, batch: BatchPlan, ask: Ask) -> Explanation:
-    """What a plan for several Asks says of one of them, with every Device as it is beside all the others."""
+    """What a plan for several asks says of one of them, with every device as it is beside all the others."""
     after = apply_plan(snapshot, batch.plan)
     refusal = next((each for each in batch.refusals if each.ask == ask.name), None)
     if refusal is not None:
@@ -83,7 +83,7 @@ def _explained(session: PlacementSession, need: Need, decision: Decision, reserv
 
 
 def _as_chosen(best: Fit | Misfit, slot: Slot | None, node: NodeState) -> Fit | Misfit:
-    """On the Device that was chosen, the Partition that was; the best by size alone may be another."""
+    """On the device that was chosen, the partition that was; the best by size alone may be another."""
     if slot is None or (isinstance(best, Fit) and best.slot.partition_id == slot.partition_id):
         return best
     state = next(state for state in node.devices if state.device.id == slot.device_id)
@@ -107,7 +107,7 @@ def _verdict(at: tuple[str, str], answer: Fit | Misfit, *, chosen: bool, loss: i
 
 
 def _losses(session: PlacementSession, need: Need) -> dict[tuple[str, str], int]:
-    """By node and Device, the loss on its best Partition."""
+    """By node and device, the loss on its best partition."""
     compiled = session.chooser.compiled_for(need.ask, session.need_of, need.avoided)
     fleet = session.fleet
     found = {}

@@ -1,4 +1,4 @@
-"""What one Device can offer to one Need: a Share of a Partition, or the reason why not."""
+"""What one device can offer to one need: a share of a partition, or the reason why not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +13,15 @@ from aimgpu.units import PPM, format_bytes, format_ppm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """One Share that would do, and what it would leave behind."""
+    """One share that would do, and what it would leave behind."""
 
     slot: Slot
-    left_bytes: int  # on the Partition, after
+    left_bytes: int  # on the partition, after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """Why a Device or Partition will not do; the nearest to fitting has the greatest `stage` and the least `short_bytes`."""
+    """Why a device or partition will not do; the nearest to fitting has the greatest `stage` and the least `short_bytes`."""
 
     code: ReasonCode
     text: str
@@ -30,7 +30,7 @@ class Misfit:
 
 
 def fit_of(need: Need, node: NodeState, state: DeviceState) -> Fit | Misfit:
-    """The best Share of this Device for the Need, or the nearest miss."""
+    """The best share of this device for the need, or the nearest miss."""
     barred = _host_short(need, node) or device_bar(need, state)
     if barred is not None:
         return barred
@@ -53,9 +53,9 @@ def free_bytes(state: DeviceState, partition: Partition) -> int:
 
 
 def ungranted_bytes(partition: Partition, grants: Sequence[Grant], foreign_bytes: int) -> int:
-    """The same from the Grants on the Partition and what others hold there; the only place where it is computed.
+    """The same from the grants on the partition and what others hold there; the only place where it is computed.
 
-    An exclusive Grant leaves nothing, whatever its size, and every Grant takes at least one byte.
+    An exclusive grant leaves nothing, whatever its size, and every grant takes at least one byte.
     """
     if any(grant.exclusive for grant in grants):
         return 0
@@ -63,7 +63,7 @@ def ungranted_bytes(partition: Partition, grants: Sequence[Grant], foreign_bytes
 
 
 def device_free_bytes(state: DeviceState) -> int:
-    """Bytes that may still be granted on all its Partitions; what cannot be attributed to one of them counts once."""
+    """Bytes that may still be granted on all its partitions; what cannot be attributed to one of them counts once."""
     free = sum(
         max(0, ungranted_bytes(partition, _grants_on(state, partition), state.foreign_bytes.get(partition.id, 0)))
         for partition in state.device.layout.partitions
@@ -76,18 +76,18 @@ def _grants_on(state: DeviceState, partition: Partition) -> list[Grant]:
 
 
 def free_compute_ppm(state: DeviceState, partition: Partition) -> int:
-    """Millionths of the Partition's compute that may still be granted."""
+    """Millionths of the partition's compute that may still be granted."""
     return PPM - sum(grant.compute_ppm or 0 for grant in state.grants if grant.partition_id == partition.id)
 
 
 def stale_grants(state: DeviceState) -> tuple[str, ...]:
-    """Grants on Partitions that the Layout no longer has."""
+    """Grants on partitions that the layout no longer has."""
     present = {partition.id for partition in state.device.layout.partitions}
     return tuple(sorted(grant.id for grant in state.grants if grant.partition_id not in present))
 
 
 def _host_short(need: Need, node: NodeState) -> Misfit | None:
-    """Why the node's CPU or host memory rules its Devices out, if so."""
+    """Why the node's CPU or host memory rules its devices out, if so."""
     ask = need.ask
     if node.cpu_millis is not None and ask.cpu_millis > node.cpu_millis - node.used_cpu_millis:
         left = node.cpu_millis - node.used_cpu_millis
@@ -105,7 +105,7 @@ def _named(need: Need, partition: Partition) -> bool:
 
 
 def device_bar(need: Need, state: DeviceState) -> Misfit | None:
-    """Why no Partition of this Device can do, if so."""
+    """Why no partition of this device can do, if so."""
     device = state.device
     if not _vendor_wanted(need, device):
         return Misfit(
@@ -177,7 +177,7 @@ def _fit_on(need: Need, node: NodeState, state: DeviceState, partition: Partitio
 
 
 def _exclusive_here(need: Need, state: DeviceState, partition: Partition) -> bool | None:
-    """Whether the Grant would be exclusive; None where the demanded Level cannot be had either way."""
+    """Whether the grant would be exclusive; None where the demanded level cannot be had either way."""
     if not need.exclusive and state.best_level(partition.id, exclusive=False).rank >= need.least_level.rank:
         return False
     return True if state.best_level(partition.id, exclusive=True).rank >= need.least_level.rank else None
@@ -211,7 +211,7 @@ def _kind_short(need: Need, state: DeviceState, partition: Partition) -> Misfit 
 
 
 def _too_small_kind(need: Need, device: Device) -> Misfit | None:
-    """Where no Layout has a Partition of the wanted kind that is large enough, another Layout would not help."""
+    """Where no layout has a partition of the wanted kind that is large enough, another layout would not help."""
     sizes = [part.memory_bytes for layout in device.layouts for part in layout.partitions if part.kind.lower() == need.kind]
     footprint = need.ask.footprint_bytes or 0
     if not sizes or footprint <= max(sizes):
@@ -245,7 +245,7 @@ def _place_name(state: DeviceState, partition: Partition) -> str:
 
 
 def _too_small(need: Need, state: DeviceState, partition: Partition, wanted: int, *, exclusive: bool) -> Misfit | None:
-    """Memory that the Partition would not have even if it were free."""
+    """Memory that the partition would not have even if it were free."""
     footprint = need.ask.footprint_bytes or 0
     if exclusive and not need.whole:
         footprint = max(footprint, need.bytes_on(state.device.memory_bytes))
@@ -261,7 +261,7 @@ def _too_small(need: Need, state: DeviceState, partition: Partition, wanted: int
 
 
 def _memory_short(state: DeviceState, partition: Partition, wanted: int, *, exclusive: bool) -> Misfit | None:
-    """Memory that the Partition would have if others left."""
+    """Memory that the partition would have if others left."""
     foreign, free = state.foreign_on(partition), free_bytes(state, partition)
     mine = [grant for grant in state.grants if grant.partition_id == partition.id]
     if exclusive and mine:
@@ -276,14 +276,14 @@ def _memory_short(state: DeviceState, partition: Partition, wanted: int, *, excl
         held = f" ({format_bytes(foreign)} used by other processes)" if foreign else ""
         size = format_bytes(partition.memory_bytes)
         text = f"has {format_bytes(max(free, 0))} free of {size}{held}; needs {format_bytes(wanted, up=True)}"
-        alone = ungranted_bytes(partition, mine, 0)  # an exclusive Grant leaves nothing, whatever others hold
+        alone = ungranted_bytes(partition, mine, 0)  # an exclusive grant leaves nothing, whatever others hold
         code = ReasonCode.FOREIGN if foreign and wanted <= alone else ReasonCode.MEMORY
         return Misfit(code=code, text=text, stage=6, short_bytes=wanted - free)
     return None
 
 
 def _too_little_compute(need: Need, state: DeviceState, partition: Partition) -> Misfit | None:
-    """Compute that the Partition would not have even if it were free."""
+    """Compute that the partition would not have even if it were free."""
     wanted, part = need.ask.compute_ppm, partition_part(state.device, partition)
     if wanted is None or partition_ppm(wanted, part) is not None:
         return None

@@ -1,4 +1,4 @@
-"""What a session did to its Snapshot, applied when it is read."""
+"""What a session did to its snapshot, applied when it is read."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -6,11 +6,11 @@ from itertools import islice
 from aimgpu.domain import Ask, Placement
 from aimgpu.placement.snapshot import Snapshot
 
-Event = tuple[Ask, Placement] | str  # a Placement that was charged, or the instance that was released
+Event = tuple[Ask, Placement] | str  # a placement that was charged, or the instance that was released
 
 
 class Journal:
-    """A Snapshot and the events since. Entries are only ever added, so that a moment stays what it was."""
+    """A snapshot and the events since. Entries are only ever added, so that a moment stays what it was."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot

@@ -1,4 +1,4 @@
-"""A Device under another Layout: what that touches, and the state it would be in."""
+"""A device under another layout: what that touches, and the state it would be in."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -9,9 +9,9 @@ from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relayout:
-    """Devices and the Layouts they would get together; a memory mode takes the whole hive and a driver reload along."""
+    """Devices and the layouts they would get together; a memory mode takes the whole hive and a driver reload along."""
 
-    layouts: Mapping[str, Layout]  # by Device id
+    layouts: Mapping[str, Layout]  # by device id
     reload_driver: bool
 
     def touched(self, states: Iterable[DeviceState]) -> frozenset[str]:
@@ -26,7 +26,7 @@ class Relayout:
 
 
 def relayout_of(node: NodeState, device: Device, layout: Layout) -> Relayout | None:
-    """What giving this Device that Layout takes; None where foreign processes or the hive stand in the way."""
+    """What giving this device that layout takes; None where foreign processes or the hive stand in the way."""
     reload_driver = layout.memory_mode != device.layout.memory_mode
     layouts = {device.id: layout}
     if reload_driver and device.hive is not None:
@@ -42,7 +42,7 @@ def relayout_of(node: NodeState, device: Device, layout: Layout) -> Relayout | N
 
 
 def kept_partitions(device: Device, layout: Layout) -> frozenset[str]:
-    """Partitions that live through the change: MIG instances that both Layouts have at the same place. AMD modes keep none."""
+    """Partitions that live through the change: MIG instances that both layouts have at the same place. AMD modes keep none."""
     if layout.name == device.layout.name:
         return frozenset(partition.id for partition in device.layout.partitions)
     before = {partition.id: partition for partition in device.layout.partitions if partition.start is not None}
@@ -54,7 +54,7 @@ def kept_partitions(device: Device, layout: Layout) -> frozenset[str]:
 
 
 def laid_out(state: DeviceState, layout: Layout) -> DeviceState:
-    """The state under that Layout, with the Grants on Partitions that it keeps and the Levels to expect."""
+    """The state under that layout, with the grants on partitions that it keeps and the levels to expect."""
     kept = kept_partitions(state.device, layout)
     ids = [partition.id for partition in layout.partitions]
     shared = _expected(state.shared_levels, ids, frozenset())
@@ -69,7 +69,7 @@ def laid_out(state: DeviceState, layout: Layout) -> DeviceState:
 
 
 def with_relayout(snapshot: Snapshot, node_name: str, relayout: Relayout) -> Snapshot:
-    """The Snapshot after the change; instances that it touched must be gone already."""
+    """The snapshot after the change; instances that it touched must be gone already."""
     nodes = tuple(
         replace(
             node,
@@ -90,7 +90,7 @@ def _same_place(one: Partition, other: Partition) -> bool:
 
 
 def _in_memory_mode(device: Device, wanted: Layout) -> Layout | None:
-    """The Layout that a hive's other Device would get: its own compute mode if that goes with the memory mode."""
+    """The layout that a hive's other device would get: its own compute mode if that goes with the memory mode."""
     fitting = [layout for layout in device.layouts if layout.memory_mode == wanted.memory_mode]
     order = {device.layout.compute_mode: 0, wanted.compute_mode: 1}
     return min(fitting, key=lambda layout: (order.get(layout.compute_mode, 2), layout.name), default=None)
@@ -99,7 +99,7 @@ def _in_memory_mode(device: Device, wanted: Layout) -> Layout | None:
 def _expected(
     levels: Mapping[str, frozenset[Level]], ids: Iterable[str], extra: frozenset[Level]
 ) -> dict[str, frozenset[Level]]:
-    """Listed Levels stand; Partitions that are not there yet offer what every present one does, and what a split adds."""
+    """Listed levels stand; partitions that are not there yet offer what every present one does, and what a split adds."""
     listed = list(levels.values())
     common = frozenset[Level].intersection(*listed) if listed else frozenset[Level]()
     weaker = frozenset(level for level in common if level is not Level.HARDWARE)

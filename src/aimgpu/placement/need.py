@@ -1,4 +1,4 @@
-"""An Ask made definite: how many Devices, and what of each."""
+"""An ask made definite: how many devices, and what of each."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from aimgpu.units import PPM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What an Ask comes to. `exclusive` Needs take whole Partitions, whatever the bytes."""
+    """What an ask comes to. `exclusive` needs take whole partitions, whatever the bytes."""
 
     ask: Ask
     count: int  # Devices, all of one node
@@ -17,25 +17,25 @@ class Need:
     whole: bool
     kind: str | None
     least_level: Level
-    memory_bytes: int | None  # None: depends on the Device (a fraction) or is the whole Partition
+    memory_bytes: int | None  # None: depends on the device (a fraction) or is the whole partition
     avoided: frozenset[str]  # deployments that it avoids, and that avoid it
     products: frozenset[str]  # folded, as `refused_products`
     refused_products: frozenset[str]
 
     @property
     def whole_devices(self) -> int:
-        """Compared with what a node is reserved for; 0 for a share of one Device."""
+        """Compared with what a node is reserved for; 0 for a share of one device."""
         return self.count if self.whole or self.count > 1 else 0
 
     def bytes_on(self, device_bytes: int) -> int:
-        """Bytes that must be free on one Partition of a Device of this size; a Share has at least one."""
+        """Bytes that must be free on one partition of a device of this size; a share has at least one."""
         if isinstance(self.ask.want, Fraction):
             return max(device_bytes * self.ask.want.ppm // PPM, 1)
         return max(self.memory_bytes or 0, 1)
 
 
 def resolve_need(ask: Ask, avoided_by: frozenset[str] = frozenset()) -> Need:
-    """Raises InvalidInput where the Ask cannot be meant. `avoided_by` are deployments that do not want to be beside it."""
+    """Raises InvalidInput where the ask cannot be meant. `avoided_by` are deployments that do not want to be beside it."""
     _check(ask)
     want = ask.want
     memory_bytes = want.memory_bytes if isinstance(want, Memory) else ask.footprint_bytes

@@ -1,4 +1,4 @@
-"""The codes by which a Refusal says why a Device will not do."""
+"""The codes by which a refusal says why a device will not do."""
 
 from enum import StrEnum
 

@@ -20,11 +20,11 @@ from aimgpu.units import format_bytes
 
 
 class PlacementSession:
-    """Decides on its own copy of the world; `place` also charges it, so that the next Ask sees it.
+    """Decides on its own copy of the world; `place` also charges it, so that the next ask sees it.
 
-    `mix` defaults to what runs in the Snapshot. `reserved` holds nodes for Asks of at least so many whole Devices, by name.
-    With `planned`, these instances of the Snapshot and whatever this engine places do not run yet, and no suggestion is to stop
-    them. A Refusal works out its reasons when they are looked at, for the world as it was when it was refused.
+    `mix` defaults to what runs in the snapshot. `reserved` holds nodes for asks of at least so many whole devices, by name.
+    With `planned`, these instances of the snapshot and whatever this engine places do not run yet, and no suggestion is to stop
+    them. A refusal works out its reasons when they are looked at, for the world as it was when it was refused.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class PlacementSession:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The world with every Placement and release so far carried out."""
+        """The world with every placement and release so far carried out."""
         return self._journal.snapshot()
 
     def decide(self, ask: Ask) -> Decision:
-        """Where this Ask goes, nothing charged. Raises InvalidInput or UnknownPartition where the Ask itself is wrong."""
+        """Where this ask goes, nothing charged. Raises InvalidInput or UnknownPartition where the ask itself is wrong."""
         compiled = self._compiled_for(ask)
         charge = self._find(compiled, ask)
         return self._refusal(ask) if charge is None else self._placement(compiled, ask, charge)
@@ -87,7 +87,7 @@ class PlacementSession:
             self._journal.released(instance_id)
 
     def need_of(self, ask: Ask) -> Need:
-        """What the Ask comes to here. Raises InvalidInput or UnknownPartition where it is wrong."""
+        """What the ask comes to here. Raises InvalidInput or UnknownPartition where it is wrong."""
         need = resolve_need(ask, self._avoiders(ask))
         if not need.count:
             raise InvalidInput(f"{ask.name} requests no GPU", hint="Request 1 or more.")
@@ -100,13 +100,13 @@ class PlacementSession:
         return need
 
     def how(self, ask: Ask) -> str:
-        """By what rule the place of this Ask is chosen."""
+        """By what rule the place of this ask is chosen."""
         if ask.partition_id is not None:
             return f"{ask.partition_id} was requested by name"
         return "the emptiest GPU" if ask.spread is Spread.SPREAD else self._how
 
     def _compiled_for(self, ask: Ask) -> CompiledAsk:
-        """Every wrong Ask is found when its kind is first met, but for the host memory, which is no part of a kind."""
+        """Every wrong ask is found when its kind is first met, but for the host memory, which is no part of a kind."""
         if ask.host_memory_bytes < 0:
             self.need_of(ask)
         return self.chooser.compiled_for(ask, self.need_of, self._avoiders(ask))

@@ -1,4 +1,4 @@
-"""The world as one value: nodes, Devices, what is granted on them and what was measured."""
+"""The world as one value: nodes, devices, what is granted on them and what was measured."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -6,25 +6,25 @@ from functools import lru_cache
 
 from aimgpu.domain import Ask, Device, Grant, Level, Partition, Placement
 
-UNKNOWN_PARTITION = ""  # key of `foreign_bytes` for use that the device does not report apart by Partition
+UNKNOWN_PARTITION = ""  # key of `foreign_bytes` for use that the device does not report apart by partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """A Device, what is granted on it, and what processes that are not ours were measured to hold.
+    """A device, what is granted on it, and what processes that are not ours were measured to hold.
 
-    `shared_levels` and `exclusive_levels` say, by Partition id, which Levels a Grant there could have; a Partition that is
+    `shared_levels` and `exclusive_levels` say, by partition id, which levels a grant there could have; a partition that is
     not listed offers `none` alone.
     """
 
     device: Device
     grants: tuple[Grant, ...] = ()
-    foreign_bytes: Mapping[str, int] = field(default_factory=dict)  # by Partition id; counts as taken
+    foreign_bytes: Mapping[str, int] = field(default_factory=dict)  # by partition id; counts as taken
     shared_levels: Mapping[str, frozenset[Level]] = field(default_factory=dict)
     exclusive_levels: Mapping[str, frozenset[Level]] = field(default_factory=dict)
 
     def foreign_on(self, partition: Partition) -> int:
-        """Foreign bytes that count here; what cannot be distinguished counts on every Partition."""
+        """Foreign bytes that count here; what cannot be distinguished counts on every partition."""
         return self.foreign_bytes.get(partition.id, 0) + self.foreign_bytes.get(UNKNOWN_PARTITION, 0)
 
     def best_level(self, partition_id: str, *, exclusive: bool) -> Level:
@@ -34,7 +34,7 @@ class DeviceState:
 
 @lru_cache(maxsize=64)
 def _best(levels: frozenset[Level]) -> Level:
-    """Of the few sets of Levels that there are."""
+    """Of the few sets of levels that there are."""
     return max(levels, key=lambda level: level.rank)
 
 
@@ -54,7 +54,7 @@ class NodeState:
 class Snapshot:
     """Everything a decision may look at. A value: nothing in it changes once it is made.
 
-    `running` holds the Ask behind each instance, where it is known. An instance whose Ask is not known is never moved and never
+    `running` holds the ask behind each instance, where it is known. An instance whose ask is not known is never moved and never
     stopped for another.
     """
 
@@ -63,17 +63,17 @@ class Snapshot:
     recent_preemptions: int = 0  # in the last hour
 
     def devices(self) -> Iterator[tuple[NodeState, DeviceState]]:
-        """Every Device with its node, in an order that does not depend on how they were listed."""
+        """Every device with its node, in an order that does not depend on how they were listed."""
         for node in sorted(self.nodes, key=lambda node: node.name):
             for state in sorted(node.devices, key=lambda state: state.device.id):
                 yield node, state
 
     def with_placement(self, ask: Ask, placement: Placement) -> "Snapshot":
-        """The Snapshot in which the Placement has been carried out."""
+        """The snapshot in which the placement has been carried out."""
         return self.with_placements([(ask, placement)])
 
     def with_placements(self, placed: Iterable[tuple[Ask, Placement]]) -> "Snapshot":
-        """The Snapshot in which all of them have been carried out, in their order."""
+        """The snapshot in which all of them have been carried out, in their order."""
         by_node: dict[str, list[tuple[Ask, Placement]]] = {}
         running = dict(self.running)
         for ask, placement in placed:
@@ -84,7 +84,7 @@ class Snapshot:
         return replace(self, nodes=nodes, running=running)
 
     def without_instance(self, instance_id: str) -> "Snapshot":
-        """The Snapshot in which this instance has been released."""
+        """The snapshot in which this instance has been released."""
         ask = self.running.get(instance_id)
         nodes = tuple(_released(node, instance_id, ask) for node in self.nodes)
         running = {name: kept for name, kept in self.running.items() if name != instance_id}

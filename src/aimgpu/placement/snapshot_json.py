@@ -1,4 +1,4 @@
-"""A Snapshot as plain JSON values and back, exactly: what was written in the field can be replayed anywhere."""
+"""A snapshot as plain JSON values and back, exactly: what was written in the field can be replayed anywhere."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def snapshot_from_json(value: Mapping[str, Any]) -> Snapshot:
-    """Raises InvalidInput naming the place where the value is not a Snapshot."""
+    """Raises InvalidInput naming the place where the value is not a snapshot."""
     if not isinstance(value, Mapping) or value.get("version") != VERSION:
         found = value.get("version") if isinstance(value, Mapping) else type(value).__name__
         raise InvalidInput(f"not a snapshot of version {VERSION} but {found!r}", hint=_HINT)
@@ -33,7 +33,7 @@ def snapshot_from_json(value: Mapping[str, Any]) -> Snapshot:
 
 
 def _faults(snapshot: Snapshot) -> Iterator[str]:
-    """What has the shape of a Snapshot and cannot be one of machines that exist."""
+    """What has the shape of a snapshot and cannot be one of machines that exist."""
     yield from (f"two nodes are called {name}" for name in _repeated(node.name for node in snapshot.nodes))
     for node in snapshot.nodes:
         yield from (f"{node.name} has two devices {name}" for name in _repeated(state.device.id for state in node.devices))

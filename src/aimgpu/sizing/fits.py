@@ -1,4 +1,4 @@
-"""Where a Footprint fits: a whole Device, which Partition, what part of one, how many copies, else on how many Devices."""
+"""Where a footprint fits: a whole device, which partition, what part of one, how many copies, else on how many devices."""
 
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ _SHORTEST_CONTEXT = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionFit:
-    """One kind of Partition that holds it; `copies` is how many fit on the Device in that Layout, one or more a Partition."""
+    """One kind of partition that holds it; `copies` is how many fit on the device in that layout, one or more a partition."""
 
     layout: str
     compute_mode: str | None
@@ -24,7 +24,7 @@ class PartitionFit:
     kind: str
     memory_bytes: int  # of the smallest of this kind
     compute_units: int | None
-    partitions: int  # that the Layout has
+    partitions: int  # that the layout has
     copies: int
 
 
@@ -35,7 +35,7 @@ class Fits:
     product: str
     device_bytes: int
     whole: bool
-    fraction_ppm: int | None  # of the whole Device; None: it does not fit one
+    fraction_ppm: int | None  # of the whole device; None: it does not fit one
     copies_per_device: int
     partitions: tuple[PartitionFit, ...]  # smallest first
     devices_needed: int | None  # None: not even on the most that were tried
@@ -72,7 +72,7 @@ def find_fits(request: SizingRequest, device: Device, *, granted_bytes: int = 0)
 
 
 def find_divisions(request: SizingRequest, room: int) -> tuple[tuple[int, int], ...]:
-    """So many Devices of this room that the engine can divide it over, and the bytes that each then holds."""
+    """So many devices of this room that the engine can divide it over, and the bytes that each then holds."""
     counts = [count for count in _DEVICE_COUNTS if count > request.tensor_parallel and request.can_divide(count)]
     sized = ((count, estimate_need(replace(request, tensor_parallel=count)).total_bytes) for count in counts)
     return tuple((count, each) for count, each in sized if each <= room)
@@ -114,7 +114,7 @@ def _total_or_none(request: SizingRequest) -> int | None:
 
 
 def _spread(request: SizingRequest, room: int) -> tuple[int | None, int]:
-    """The fewest Devices on which each holds its part."""
+    """The fewest devices on which each holds its part."""
     per_device = 0
     for count in _DEVICE_COUNTS:
         if count > request.tensor_parallel and request.can_divide(count):
@@ -125,7 +125,7 @@ def _spread(request: SizingRequest, room: int) -> tuple[int | None, int]:
 
 
 def _partition_fits(needed: int, device: Device) -> tuple[PartitionFit, ...]:
-    """The smallest Partition of every kind that holds it, of all Layouts that the Device can have."""
+    """The smallest partition of every kind that holds it, of all layouts that the device can have."""
     best: dict[str, PartitionFit] = {}
     for layout in device.layouts:
         for fit in _fits_in(layout, needed):

@@ -1,4 +1,4 @@
-"""A SizingRequest in, a Footprint out."""
+"""A SizingRequest in, a footprint out."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ from aimgpu.sizing.startup import startup_term, with_more_room
 
 
 def estimate_footprint(request: SizingRequest) -> Footprint:
-    """What one Instance needs on each of its Devices, the flags that make it so, and what more memory would be good for."""
+    """What one instance needs on each of its devices, the flags that make it so, and what more memory would be good for."""
     engine = ENGINE_SIZINGS[request.engine]
     larger = tuple(_larger(step, engine) for step in engine.larger(request))
     return replace(estimate_need(request), larger=larger)
@@ -78,7 +78,7 @@ def _all_terms(request: SizingRequest, engine: EngineSizing, terms: tuple[Term, 
 
 
 def _fallback_note(request: SizingRequest, assumed: Architecture) -> str:
-    """Only a size is known: a typical dense model of that size is assumed, and the Footprint says so."""
+    """Only a size is known: a typical dense model of that size is assumed, and the footprint says so."""
     return (
         f"fallback: of {request.model.name} only the size is known; cache and activations are those of a dense model with "
         f"{assumed.layers} layers and {assumed.kv_heads} KV heads"

@@ -1,4 +1,4 @@
-"""The memory that a user listed for a model: a Footprint is never below it."""
+"""The memory that a user listed for a model: a footprint is never below it."""
 
 from collections.abc import Iterator
 

@@ -63,7 +63,7 @@ def startup_term(request: SizingRequest, room: StartupRoom, terms: tuple[Term, .
 
 
 def with_more_startup(footprint: Footprint, added_bytes: int) -> Footprint:
-    """After a start that missed memory: the same Footprint with so much more room for starting."""
+    """After a start that missed memory: the same footprint with so much more room for starting."""
     larger = tuple(replace(one, terms=_with_missed(one.terms, added_bytes)) for one in footprint.larger)
     return replace(footprint, terms=_with_missed(footprint.terms, added_bytes), larger=larger)
 

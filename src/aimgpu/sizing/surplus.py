@@ -1,7 +1,7 @@
 """A grant that is larger than the need: the surplus goes to the KV cache.
 
 vLLM's is of any size, and serves more requests at once where their number was not given. llama.cpp and Ollama have one for each
-request: they take the largest of the steps that the Footprint lists (`engines/llamacpp_growth.py`). What was given stays.
+request: they take the largest of the steps that the footprint lists (`engines/llamacpp_growth.py`). What was given stays.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ class Service:
 
 
 def spend_surplus(footprint: Footprint, granted_bytes: int) -> Footprint:
-    """The Footprint that fills the grant; the same one where it already does, or where the engine cannot use more."""
+    """The footprint that fills the grant; the same one where it already does, or where the engine cannot use more."""
     if not footprint.terms:  # nobody could size it: it takes what it is granted
         given = Term(name="given", memory_bytes=granted_bytes, exactness=Exactness.EXACT, formula="what was granted")
         return replace(footprint, terms=(given,))

@@ -1,4 +1,4 @@
-"""Changing the Layout of an AMD GPU: checked before, read back after, never believed."""
+"""Changing the layout of an AMD GPU: checked before, read back after, never believed."""
 
 import errno
 import os

@@ -92,7 +92,7 @@ def layout_name(compute_mode: str, memory_mode: str) -> str:
 
 
 def predict_layout(device_id: str, compute_mode: str, memory_mode: str, chip: Chip) -> Layout | None:
-    """The Layout that a Device would have in these modes; None where the rules do not say."""
+    """The layout that a device would have in these modes; None where the rules do not say."""
     sizes = partition_bytes(compute_mode, memory_mode, chip)
     if sizes is None:
         return None

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as Devices: what NVML reports, put into the words of the domain."""
+"""NVIDIA GPUs as devices: what NVML reports, put into the words of the domain."""
 
 import math
 import re
@@ -22,7 +22,7 @@ _GIGABYTES = re.compile(r"\b([0-9]+)\s?GB\b")
 
 
 def read_device(gpu: Gpu) -> Device:
-    """The Device as it is now. Raises NvmlFailure when it is lost."""
+    """The device as it is now. Raises NvmlFailure when it is lost."""
     mode, name = gpu.mig_mode(), gpu.name()
     offered = read_offered_profiles(gpu) if mode is not None else ()
     instances = read_instances(gpu, offered) if mode is not None and mode[0] else None
@@ -52,7 +52,7 @@ def read_device(gpu: Gpu) -> Device:
 
 
 def mig_layout(device_id: str, instances: tuple[MigInstance, ...]) -> Layout:
-    """The Layout that exists. An instance that is cut up further, or has no compute instance, is named and not offered."""
+    """The layout that exists. An instance that is cut up further, or has no compute instance, is named and not offered."""
     return Layout(
         name="+".join(_instance_name(instance) for instance in instances) or EMPTY,
         compute_mode=None,
@@ -89,7 +89,7 @@ def possible_layouts(device_id: str, profiles: tuple[SliceProfile, ...]) -> tupl
 
 
 def partition_id(device_id: str, instance: MigInstance) -> str:
-    """Made of the start, so that a Partition keeps its id when its neighbours change."""
+    """Made of the start, so that a partition keeps its id when its neighbours change."""
     return f"{device_id}/{instance.kind}-{_instance_index(instance)}"
 
 
@@ -105,7 +105,7 @@ def product_name(market_name: str | None, total_bytes: int) -> str:
 
 
 def unplaceable_reason(offered: tuple[OfferedProfile, ...]) -> str | None:
-    """Why no MIG Layout is listed for a GPU that has MIG; None when some are."""
+    """Why no MIG layout is listed for a GPU that has MIG; None when some are."""
     if not offered:
         return "it reports no profile"
     if all(profile.placements is None for profile in offered):

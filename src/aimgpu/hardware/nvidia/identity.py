@@ -1,4 +1,4 @@
-"""What a workload is given to open its Partition and no other."""
+"""What a workload is given to open its partition and no other."""
 
 import re
 from pathlib import Path
@@ -44,7 +44,7 @@ def _device_nodes(nvml: Nvml, device: Device, uuid: str, capabilities: Path) -> 
 
 
 def _capability_nodes(nvml: Nvml, mig: Any, minor: int, capabilities: Path) -> tuple[str, ...]:  # noqa: ANN401 - a handle
-    """The two files that give access to a GPU instance and to its compute instance; NVIDIA MIG user guide, "Device Nodes"."""
+    """The two files that give access to a GPU instance and to its compute instance; NVIDIA MIG user guide, "Device nodes"."""
     instance = nvml.call("nvmlDeviceGetGpuInstanceId", mig)
     compute = nvml.call("nvmlDeviceGetComputeInstanceId", mig)
     folder = capabilities / f"gpu{minor}" / "mig" / f"gi{instance}"

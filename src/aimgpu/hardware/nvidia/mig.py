@@ -1,4 +1,4 @@
-"""The MIG Layouts that a GPU's profiles allow. Pure; what goes together is decided in `domain.slices`."""
+"""The MIG layouts that a GPU's profiles allow. Pure; what goes together is decided in `domain.slices`."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -16,7 +16,7 @@ def find_layout(name: str, profiles: Sequence[SliceProfile]) -> tuple[Placed, ..
 
 @lru_cache(maxsize=64)
 def full_layouts(profiles: tuple[SliceProfile, ...]) -> tuple[tuple[Placed, ...], ...]:
-    """Every Layout of plain profiles to which nothing can be added, in a stable order."""
+    """Every layout of plain profiles to which nothing can be added, in a stable order."""
     plain = {profile.kind: profile for profile in profiles if profile.plain}
     options = sorted(Placed(kind=kind, start=start) for kind, profile in plain.items() for start in profile.starts)
     found: set[tuple[Placed, ...]] = set()

@@ -1,4 +1,4 @@
-"""MPS for our tenants only: one control daemon a Partition, in directories of its own, with limits a tenant.
+"""MPS for our tenants only: one control daemon a partition, in directories of its own, with limits a tenant.
 
 Other users of the GPU never see these directories and run as before. NVIDIA's caveats, which decide what this may be used
 for: a tenant that starts while the daemon is down runs without MPS and without limits, so an environment is given out only
@@ -51,7 +51,7 @@ class MpsDaemons:
         return None if shutil.which(self._program) else f"{self._program} is not installed"
 
     def start(self, uuid: str) -> None:
-        """A daemon for the Partition with this UUID; one that runs already is kept. Raises HardwareUnavailable."""
+        """A daemon for the partition with this UUID; one that runs already is kept. Raises HardwareUnavailable."""
         reason = self.unavailable_reason()
         if reason is not None:
             raise HardwareUnavailable(f"no MPS for {uuid}: {reason}", hint="It comes with the NVIDIA driver's compute package.")
@@ -90,9 +90,9 @@ class MpsDaemons:
             self._end(home)
 
     def end_unused(self, is_used: Callable[[str], bool]) -> tuple[str, ...]:
-        """End the daemons of Partitions that are not in use and have no tenants; returns their UUIDs.
+        """End the daemons of partitions that are not in use and have no tenants; returns their UUIDs.
 
-        `is_used` is asked while none can be started: the starter of a daemon has made its Partition used before.
+        `is_used` is asked while none can be started: the starter of a daemon has made its partition used before.
         """
         ended = []
         for uuid in [home.uuid for home in self._homes()]:
@@ -107,7 +107,7 @@ class MpsDaemons:
         return frozenset(process.pid for home in self._homes() for process in find_mps_processes(home.pipe))
 
     def dismiss(self, uuids: Collection[str]) -> tuple[str, ...]:
-        """Before a Partition goes. Raises PartitionBusy where it still has tenants."""
+        """Before a partition goes. Raises PartitionBusy where it still has tenants."""
         there = [home.uuid for home in self._homes() if home.uuid in uuids]
         for uuid in there:
             self.stop(uuid)
@@ -118,7 +118,7 @@ class MpsDaemons:
         return next(self._homes(), None) is not None
 
     def running(self) -> tuple[str, ...]:
-        """UUIDs of the Partitions whose daemon is alive."""
+        """UUIDs of the partitions whose daemon is alive."""
         return tuple(home.uuid for home in self._homes() if home.daemon() is not None)
 
     def recover(self, wanted: Collection[str]) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ class MpsDaemons:
 
     @contextmanager
     def _locked(self, uuid: str) -> Iterator["_Home"]:
-        """One change at a time, also between processes; the folder names its Partition from the first moment."""
+        """One change at a time, also between processes; the folder names its partition from the first moment."""
         home = self._home(uuid)
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._root / f"{home.folder.name}.lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""Changes the MIG Layout of one GPU: only the instances that differ are touched, and a failure is undone."""
+"""Changes the MIG layout of one GPU: only the instances that differ are touched, and a failure is undone."""
 
 import ctypes
 from collections.abc import Callable

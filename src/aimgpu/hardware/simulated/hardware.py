@@ -34,7 +34,7 @@ class _Slot:
 
 
 class SimulatedHardware:
-    """GPUs that are not there. Layouts last as long as the state file; what holds a Device is a live process."""
+    """GPUs that are not there. Layouts last as long as the state file; what holds a device is a live process."""
 
     id_prefix = "sim"
 
@@ -133,7 +133,7 @@ class SimulatedHardware:
             self._set_layout(slot, layout or slot.book.default, state)
 
     def _refuse_if_busy(self, partitions: Iterable[str], state: State, wanted: str) -> None:
-        """`partitions`: ids of Partitions, or of Devices for everything on them."""
+        """`partitions`: ids of partitions, or of devices for everything on them."""
         watched, holders = frozenset(partitions), find_holders(self._scope)
         held = [
             (process.pid, process.name)
@@ -214,7 +214,7 @@ def _make_slots(products: Sequence[tuple[str, int]], prefix: str) -> list[_Slot]
 
 
 def _leaving(slot: _Slot, current: Layout, wanted: Layout) -> list[str]:
-    """What must be idle: the whole Device, but between MIG layouts only the instances that go."""
+    """What must be idle: the whole device, but between MIG layouts only the instances that go."""
     if slot.product.chip is not None or current is slot.book.default or wanted is slot.book.default:
         return [slot.id]
     staying = {partition.id for partition in wanted.partitions}

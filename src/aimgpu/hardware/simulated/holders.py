@@ -1,4 +1,4 @@
-"""Who holds a simulated Device: live processes that say so in their environment, so nothing can go stale."""
+"""Who holds a simulated device: live processes that say so in their environment, so nothing can go stale."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The Layouts that a simulated Device can have."""
+"""The layouts that a simulated device can have."""
 
 from aimgpu.domain import Layout, Partition
 from aimgpu.domain.slices import EMPTY
@@ -10,7 +10,7 @@ WHOLE = "whole"
 
 
 class LayoutBook:
-    """The legal Layouts of one Device, by name. For MIG it lists the full ones and finds every other legal set by its name."""
+    """The legal layouts of one device, by name. For MIG it lists the full ones and finds every other legal set by its name."""
 
     def __init__(self, part: Product, device_id: str) -> None:
         self._part = part
@@ -25,7 +25,7 @@ class LayoutBook:
         return self.layouts[0]
 
     def find(self, name: str, current: Layout) -> Layout | None:
-        """The Layout of "CPX/NPS4", "cpx", "whole" or "1g.18gb@0+3g.71gb@4"."""
+        """The layout of "CPX/NPS4", "cpx", "whole" or "1g.18gb@0+3g.71gb@4"."""
         if self._part.chip:
             return self._by_name.get(modes.layout_name(*modes.wanted_modes(name, current.memory_mode or "NPS1")))
         wanted = name.strip().lower()

@@ -1,4 +1,4 @@
-"""NVIDIA's Multi-Instance GPU rules: profiles, where each may start, and which sets of placements go together.
+"""NVIDIA's Multi-instance GPU rules: profiles, where each may start, and which sets of placements go together.
 
 A GPU has eight memory slices and seven compute slices. Source: NVIDIA MIG user guide and `nvidia-smi mig -lgip -lgipp`.
 """
@@ -65,7 +65,7 @@ def parse_placements(text: str, profiles: tuple[SliceProfile, ...]) -> Placement
 
 
 def mig_layout(device_id: str, placements: Placements, made: dict[tuple[str, int], Partition]) -> Layout:
-    """The Layout of these placements; Partitions that `made` holds already are used again."""
+    """The layout of these placements; partitions that `made` holds already are used again."""
     return Layout(
         name="+".join(f"{profile.kind}@{start}" for profile, start in placements),
         compute_mode=None,
@@ -77,7 +77,7 @@ def mig_layout(device_id: str, placements: Placements, made: dict[tuple[str, int
 def _partition(device_id: str, profile: SliceProfile, start: int, made: dict[tuple[str, int], Partition]) -> Partition:
     key = (profile.kind, start)
     if key not in made:
-        # The index is the start: a Partition keeps its id when its neighbours change.
+        # The index is the start: a partition keeps its id when its neighbours change.
         made[key] = Partition(
             id=f"{device_id}/{profile.kind}-{start}",
             device_id=device_id,

@@ -1,11 +1,11 @@
-"""What simulated Devices remember: a JSON file, or memory.
+"""What simulated devices remember: a JSON file, or memory.
 
 ```json
 {"devices": {"sim-mi300x-0": {"layout": "CPX/NPS1", "pending_memory_mode": null}},
  "foreign": [{"device": "sim-mi300x-0", "pid": 4242, "name": "python", "memory_bytes": 1073741824, "partition": null}],
  "faults": {"sim-mi300x-0": "stuck"}}
 ```
-`foreign` puts processes of someone else on a Device; `faults` makes a Device misbehave ("stuck": a change is accepted and does
+`foreign` puts processes of someone else on a device; `faults` makes a device misbehave ("stuck": a change is accepted and does
 not take effect; "lost": it does not answer). Both are there to be edited by hand or by a test while a daemon runs.
 """
 

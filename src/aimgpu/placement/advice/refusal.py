@@ -1,4 +1,4 @@
-"""A Refusal: every Device's reason, what is short by how much, and the smallest change that would make it fit."""
+"""A refusal: every device's reason, what is short by how much, and the smallest change that would make it fit."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
@@ -17,7 +17,7 @@ World = tuple[Snapshot, Collection[str]]  # with the instances in it that are on
 
 
 class Case:
-    """A Need that fits nowhere in a world. What is asked of it is worked out once, and only that: advice takes longest.
+    """A need that fits nowhere in a world. What is asked of it is worked out once, and only that: advice takes longest.
 
     Asks that differ in their names alone share one.
     """
@@ -60,7 +60,7 @@ class Case:
 
 
 class LateRefusal(Refusal):
-    """A Refusal that works out its reasons when they are first looked at: in a large fleet that takes longer than refusing.
+    """A refusal that works out its reasons when they are first looked at: in a large fleet that takes longer than refusing.
 
     Its slots are empty until then, so Python asks `__getattr__` for them, once.
     """
@@ -80,7 +80,7 @@ class LateRefusal(Refusal):
         return value
 
     def for_another(self, ask: str) -> "LateRefusal":
-        """The same for an Ask of another name."""
+        """The same for an ask of another name."""
         return LateRefusal(ask, self._case)
 
     def __eq__(self, other: object) -> bool:
@@ -98,7 +98,7 @@ def _values(refusal: Refusal) -> tuple[object, ...]:
 
 
 def answers_of(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> list[_Answer]:
-    """For every Device the best it can offer, or why it cannot."""
+    """For every device the best it can offer, or why it cannot."""
     return [
         (node, state.device.id, _held(need, node, reserved) or fit_of(need, node, state)) for node, state in snapshot.devices()
     ]

@@ -1,4 +1,4 @@
-"""Weaker wishes that would be met at once: one wish of the Ask is let go or lowered, the others stand."""
+"""Weaker wishes that would be met at once: one wish of the ask is let go or lowered, the others stand."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,12 +26,12 @@ _MOST_TRIED = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spot:
-    """Where a weaker wish would be met; the first of its Devices."""
+    """Where a weaker wish would be met; the first of its devices."""
 
     node: str
     device: Device
     partition: Partition
-    deployments: frozenset[str]  # on that Device
+    deployments: frozenset[str]  # on that device
     level: Level
 
 
@@ -40,7 +40,7 @@ def weaker_wishes(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """One sentence for each wish that alone stands in the way; first those that put right what could be met nowhere.
 
-    `codes` are the reasons that Devices gave.
+    `codes` are the reasons that devices gave.
     """
     finder = _Finder(snapshot, need, reserved)
     ways = [finder.isolation(), finder.kind(), finder.compute(), finder.partition()]
@@ -55,7 +55,7 @@ def weaker_wishes(
 
 
 def divided(ask: Ask) -> Iterator[tuple[Ask, str]]:
-    """The Ask over more Devices, the fewest first, and how that is written."""
+    """The ask over more devices, the fewest first, and how that is written."""
     for count, each in ask.divided:
         if count <= ask.device_count:
             continue
@@ -69,7 +69,7 @@ def divided(ask: Ask) -> Iterator[tuple[Ask, str]]:
 
 
 class _Finder:
-    """Tries Asks; the arrays that this takes are made when the first is tried."""
+    """Tries asks; the arrays that this takes are made when the first is tried."""
 
     def __init__(self, snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> None:
         self._snapshot, self._ask, self._reserved = snapshot, need.ask, reserved
@@ -104,7 +104,7 @@ class _Finder:
                     return
 
     def divided(self) -> Iterator[str]:
-        """Over the fewest Devices that together hold what is too large for one."""
+        """Over the fewest devices that together hold what is too large for one."""
         for tried, how in divided(self._ask):
             spot = self._spot(tried)
             if spot is not None:
@@ -140,7 +140,7 @@ class _Finder:
                 return
 
     def _free_compute(self, below: int) -> set[int]:
-        """Millionths of a whole Device that are free on one of its Partitions."""
+        """Millionths of a whole device that are free on one of its partitions."""
         fleet, found = self._fleet, set[int]()
         for number, ppm in set(zip(fleet.class_numbers.ravel().tolist(), fleet.compute.ravel().tolist(), strict=True)):
             partition_class = fleet.classes[number]

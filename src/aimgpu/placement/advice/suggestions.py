@@ -1,4 +1,4 @@
-"""The smallest changes that would turn a Refusal into a Placement, one sentence each."""
+"""The smallest changes that would turn a refusal into a placement, one sentence each."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ class _Others:
     """Who holds what is wanted: not to be stopped lightly, or not even running yet."""
 
     pinned: frozenset[str]  # instances
-    planned: frozenset[str]  # deployments that were given a place for the same batch of Asks
+    planned: frozenset[str]  # deployments that were given a place for the same batch of asks
 
     @classmethod
     def of(cls, snapshot: Snapshot, planned: Collection[str]) -> "_Others":
@@ -53,9 +53,9 @@ def would_fit(
     reserved: Mapping[str, int],
     planned: Collection[str] = frozenset(),
 ) -> tuple[str, ...]:
-    """Only changes that were tried on the Snapshot and do make it fit; the least disturbing first.
+    """Only changes that were tried on the snapshot and do make it fit; the least disturbing first.
 
-    `answers` are those of its Devices, in their order. In a large fleet only the Devices that came nearest are tried. No
+    `answers` are those of its devices, in their order. In a large fleet only the devices that came nearest are tried. No
     suggestion stops the deployment that asks, nor one that was only `planned` (by instance): that can be left out.
     """
     codes = {answer.code for answer in answers if isinstance(answer, Misfit)}
@@ -72,7 +72,7 @@ def would_fit(
 def _of_one(
     snapshot: Snapshot, need: Need, answers: Sequence[Fit | Misfit], reserved: Mapping[str, int], others: _Others
 ) -> tuple[str, ...]:
-    """The best change of each kind, over all Devices."""
+    """The best change of each kind, over all devices."""
     best: dict[int, tuple[tuple[int, ...], str]] = {}
     for node, state in _nearest(snapshot, answers):
         if reserved.get(node.name, 0) > need.whole_devices:
@@ -84,7 +84,7 @@ def _of_one(
 
 
 def _additions(snapshot: Snapshot, need: Need, *, bare: bool) -> Iterator[str]:
-    """What would have to be added; `bare`, where nothing else helps, also for the Ask without its affinity."""
+    """What would have to be added; `bare`, where nothing else helps, also for the ask without its affinity."""
     for ask, first, how in _as_asked_or_nearly(need.ask, bare=bare):
         tried = resolve_need(ask)
         for product, node, state in sorted(_products(snapshot), key=lambda found: found[0]):
@@ -102,7 +102,7 @@ def _additions(snapshot: Snapshot, need: Need, *, bare: bool) -> Iterator[str]:
 
 
 def _as_asked_or_nearly(ask: Ask, *, bare: bool) -> Iterator[tuple[Ask, str, str]]:
-    """The Ask, with what else is to be done for it, and how it would then stand."""
+    """The ask, with what else is to be done for it, and how it would then stand."""
     yield ask, "", "empty"
     for over, how in divided(ask):
         yield over, "", f"empty, the model split over them ({how})"
@@ -134,7 +134,7 @@ def _nearest(snapshot: Snapshot, answers: Sequence[Fit | Misfit]) -> list[tuple[
 
 
 def _several(snapshot: Snapshot, need: Need, reserved: Mapping[str, int], others: _Others) -> Iterator[str]:
-    """Fewer Devices, or the node where the fewest deployments would have to stop."""
+    """Fewer devices, or the node where the fewest deployments would have to stop."""
     stops: list[tuple[int, str, list[str]]] = []
     for node in _open_nodes(snapshot, need, reserved):
         each = sorted(_to_stop(need, node), key=lambda found: (len(found), found))
@@ -148,7 +148,7 @@ def _several(snapshot: Snapshot, need: Need, reserved: Mapping[str, int], others
 
 
 def _fewer(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Iterator[str]:
-    """The most Devices that one node has; what the model needs is then shared by fewer, and all else stays as it was asked."""
+    """The most devices that one node has; what the model needs is then shared by fewer, and all else stays as it was asked."""
     ask, needs = need.ask, need.ask.footprint_bytes
     most = {node.name: need.count for node in snapshot.nodes}  # Devices of a node that could do
     for count in range(need.count - 1, 0, -1):
@@ -166,13 +166,13 @@ def _fewer(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Itera
 
 
 def _open_nodes(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> list[NodeState]:
-    """Nodes that are not held for Asks of more Devices."""
+    """Nodes that are not held for asks of more devices."""
     found = (node for node in snapshot.nodes if reserved.get(node.name, 0) <= need.whole_devices)
     return sorted(found, key=lambda node: node.name)
 
 
 def _to_stop(need: Need, node: NodeState) -> Iterator[list[str]]:
-    """For each Device of the node that could do, the deployments that would have to stop; none where it does as it is."""
+    """For each device of the node that could do, the deployments that would have to stop; none where it does as it is."""
     for state in node.devices:
         names = {grant.deployment for grant in state.grants}
         if isinstance(fit_of(need, node, state), Fit):
@@ -182,7 +182,7 @@ def _to_stop(need: Need, node: NodeState) -> Iterator[list[str]]:
 
 
 def _changes(need: Need, node: NodeState, state: DeviceState, others: _Others) -> Iterator[_Change]:
-    """Everything that alone would make this Device do."""
+    """Everything that alone would make this device do."""
     yield from _less_memory(need, node, state)
     for layout in state.device.layouts:
         if layout.name != state.device.layout.name:
@@ -194,7 +194,7 @@ def _changes(need: Need, node: NodeState, state: DeviceState, others: _Others) -
 
 
 def _less_memory(need: Need, node: NodeState, state: DeviceState) -> Iterator[_Change]:
-    """The greatest free Partition, where that much would do: never less than the model can run in."""
+    """The greatest free partition, where that much would do: never less than the model can run in."""
     if need.exclusive or isinstance(need.ask.want, PartitionKind):
         return
     asked, needs = need.bytes_on(state.device.memory_bytes), need.ask.footprint_bytes or 0
@@ -231,7 +231,7 @@ def _other_layout(need: Need, node: NodeState, state: DeviceState, layout: Layou
     if _own(need) in stop or stale_grants(after) or not isinstance(fit_of(need, node, after), Fit):
         return
     if stop and _enough(need, node, state, set(stop)):
-        return  # their leaving does without another Layout
+        return  # their leaving does without another layout
     first = f" after {others.leaving(stop)}" if stop else ""
     reload = " (reloads the driver)" if relayout.reload_driver else ""
     cost = (int(relayout.reload_driver), _dear(need, grants, others), len(stop))

@@ -1,4 +1,4 @@
-"""How many Devices of a kind a set of Asks needs, under which Layouts, and how close that is to the best possible."""
+"""How many devices of a kind a set of asks needs, under which layouts, and how close that is to the best possible."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ QUICKLY = replace(FREELY, most_tried=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """`bound` is proven: no plan whatever needs fewer Devices."""
+    """`bound` is proven: no plan whatever needs fewer devices."""
 
     devices: int
     bound: int
-    layouts: tuple[str, ...]  # one a Device
+    layouts: tuple[str, ...]  # one a device
     plan: MovePlan
-    after: Snapshot  # the Devices with everything placed
+    after: Snapshot  # the devices with everything placed
 
     @property
     def proven_best(self) -> bool:
@@ -38,7 +38,7 @@ class Capacity:
 
 
 def plan_capacity(template: DeviceState, asks: Sequence[Ask]) -> Capacity | Refusal:
-    """The fewest Devices like `template` on which all Asks fit; a Refusal where one fits on none, however many there are."""
+    """The fewest devices like `template` on which all asks fit; a refusal where one fits on none, however many there are."""
     bound = _bound(template, asks)
     if isinstance(bound, Refusal):
         return bound
@@ -52,7 +52,7 @@ def plan_capacity(template: DeviceState, asks: Sequence[Ask]) -> Capacity | Refu
 
 
 def _search(template: DeviceState, asks: Sequence[Ask], counts: Sequence[int], limits: Limits) -> Capacity | Refusal:
-    """The first count on which all Asks fit."""
+    """The first count on which all asks fit."""
     refused: tuple[Refusal, ...] = ()
     for count in counts:
         snapshot = _machine(template, count)
@@ -66,7 +66,7 @@ def _search(template: DeviceState, asks: Sequence[Ask], counts: Sequence[int], l
 
 
 def device_named(device: Device, device_id: str, index: int) -> Device:
-    """The same Device under another id, in no hive."""
+    """The same device under another id, in no hive."""
     return replace(
         device,
         id=device_id,
@@ -97,7 +97,7 @@ def _hopeless(template: DeviceState, ask: Ask) -> Refusal:
 
 
 def _machine(template: DeviceState, count: int) -> Snapshot:
-    """So many empty Devices on one node."""
+    """So many empty devices on one node."""
     return Snapshot(nodes=(NodeState(name="node", devices=tuple(_copy(template, number) for number in range(count))),))
 
 

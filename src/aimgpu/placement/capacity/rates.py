@@ -1,8 +1,8 @@
-"""The fewest Devices that serve given rates: which Partitions each service gets, and which Layouts give them.
+"""The fewest devices that serve given rates: which partitions each service gets, and which layouts give them.
 
-Each service can be covered by several sets of Partitions. Prices of Partition kinds that no Layout can beat make a lower bound
+Each service can be covered by several sets of partitions. Prices of partition kinds that no layout can beat make a lower bound
 out of the cheapest covers (a linear program, sharpened cover by cover); covers within the slack of that bound are then combined
-until a combination can be packed into that many Layouts.
+until a combination can be packed into that many layouts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _MOST_MORE = 64  # Devices beyond the bound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatedService:
-    """`throughput` is what one Partition of a kind serves within the service's limits; kinds that cannot are left out."""
+    """`throughput` is what one partition of a kind serves within the service's limits; kinds that cannot are left out."""
 
     name: str
     rate: int
@@ -34,7 +34,7 @@ class RatedService:
 class RatePlan:
     devices: int
     bound: float  # no plan needs fewer
-    layouts: tuple[Mapping[str, int], ...]  # one a Device: Partitions of each kind
+    layouts: tuple[Mapping[str, int], ...]  # one a device: Partitions of each kind
     partitions: Mapping[str, Mapping[str, int]]  # service: Partitions of each kind
 
     @property
@@ -43,7 +43,7 @@ class RatePlan:
 
 
 def fewest_devices(layouts: Sequence[Mapping[str, int]], services: Sequence[RatedService]) -> RatePlan:
-    """Raises InvalidInput where a service cannot be served by any Partition."""
+    """Raises InvalidInput where a service cannot be served by any partition."""
     kinds = sorted({kind for layout in layouts for kind in layout})
     shapes = np.array([[layout.get(kind, 0) for kind in kinds] for layout in layouts])
     covers = [_covers(service, kinds) for service in services]
@@ -61,7 +61,7 @@ def fewest_devices(layouts: Sequence[Mapping[str, int]], services: Sequence[Rate
 
 
 def _covers(service: RatedService, kinds: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Every set of Partitions that serves the rate and from which none can be left out."""
+    """Every set of partitions that serves the rate and from which none can be left out."""
     speeds = [service.throughput.get(kind, 0) for kind in kinds]
     usable = [index for index, speed in enumerate(speeds) if speed > 0]
     if not usable:
@@ -82,7 +82,7 @@ def _covers(service: RatedService, kinds: Sequence[str]) -> npt.NDArray[np.int64
 
 
 def _minimal(speeds: Sequence[int], usable: Sequence[int], chosen: list[int], rate: int) -> Vector:
-    """The set without what it does not need, the slowest Partitions going first."""
+    """The set without what it does not need, the slowest partitions going first."""
     spare = sum(speeds[index] * number for index, number in zip(usable, chosen, strict=True)) - rate
     vector = [0] * len(speeds)
     for index, number in sorted(zip(usable, chosen, strict=True), key=lambda pair: speeds[pair[0]]):
@@ -93,7 +93,7 @@ def _minimal(speeds: Sequence[int], usable: Sequence[int], chosen: list[int], ra
 
 
 def _prices(shapes: npt.NDArray[np.int64], covers: Sequence[npt.NDArray[np.int64]]) -> Array:
-    """Prices of kinds under which every Layout costs at most 1 and the cheapest covers cost the most."""
+    """Prices of kinds under which every layout costs at most 1 and the cheapest covers cost the most."""
     kinds, count = shapes.shape[1], len(covers)
     rows = [np.r_[shape, np.zeros(count)] for shape in shapes]
     limits = [1.0] * len(rows)
@@ -112,7 +112,7 @@ def _prices(shapes: npt.NDArray[np.int64], covers: Sequence[npt.NDArray[np.int64
 def _combine(
     covers: Sequence[npt.NDArray[np.int64]], prices: Array, count: int, packer: "_Packer", width: int
 ) -> list[Vector] | None:
-    """One cover a service such that all pack into `count` Devices; None where none was found among those kept."""
+    """One cover a service such that all pack into `count` devices; None where none was found among those kept."""
     costs = [found @ prices for found in covers]
     slack = count - sum(float(cost.min()) for cost in costs) + _EPSILON
     options = [_within(found, cost - cost.min(), slack) for found, cost in zip(covers, costs, strict=True)]
@@ -149,7 +149,7 @@ def _extended(
 
 
 class _Packer:
-    """Whether so many Partitions of each kind come out of so many Devices, and with which Layouts."""
+    """Whether so many partitions of each kind come out of so many devices, and with which layouts."""
 
     def __init__(self, shapes: npt.NDArray[np.int64], prices: Array) -> None:
         self._shapes: list[Vector] = [tuple(shape) for shape in shapes.tolist()]

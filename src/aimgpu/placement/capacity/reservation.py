@@ -1,7 +1,7 @@
-"""Nodes held for large Asks.
+"""Nodes held for large asks.
 
-Where instances come and go, whole nodes never come free by themselves: someone small is always there. In the same way a Device
-that comes free is taken by a share before a whole Device is asked for, as shares fit in more places.
+Where instances come and go, whole nodes never come free by themselves: someone small is always there. In the same way a device
+that comes free is taken by a share before a whole device is asked for, as shares fit in more places.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from aimgpu.domain import Whole
 from aimgpu.placement.scoring.mix import Mix, devices_ppm
 from aimgpu.placement.snapshot import NodeState, Snapshot
 
-# Of the part of all Devices that a class of Asks wants; the rest they may find elsewhere.
-SEVERAL = Ratio(15, 16)  # Asks for more than one whole Device
-ONE = Ratio(4, 5)  # Asks for one whole Device, against shares
+# Of the part of all devices that a class of asks wants; the rest they may find elsewhere.
+SEVERAL = Ratio(15, 16)  # Asks for more than one whole device
+ONE = Ratio(4, 5)  # Asks for one whole device, against shares
 
 
 @dataclass(slots=True)
 class _Class:
-    """Asks for so many whole Devices: how many Devices they want in all, and their CPU with how often it is asked for."""
+    """Asks for so many whole devices: how many devices they want in all, and their CPU with how often it is asked for."""
 
     wanted: int = 0
     cpu: dict[int, int] = field(default_factory=dict)
@@ -34,11 +34,11 @@ class _Class:
 
 
 def reserve_nodes(snapshot: Snapshot, mix: Mix, *, several: Ratio = SEVERAL, one: Ratio = ONE) -> Mapping[str, int]:
-    """Nodes to hold, by name, for Asks of at least so many whole Devices.
+    """Nodes to hold, by name, for asks of at least so many whole devices.
 
-    Each class of Asks for whole Devices gets its part of the demand, times `several` or `one`, in whole nodes. Classes of
-    several Devices come first and take the emptiest and plainest nodes that feed the Ask with the most CPU, then those for
-    the next. For single Devices the largest nodes are held, where other classes fit as well, and only against shares.
+    Each class of asks for whole devices gets its part of the demand, times `several` or `one`, in whole nodes. Classes of
+    several devices come first and take the emptiest and plainest nodes that feed the ask with the most CPU, then those for
+    the next. For single devices the largest nodes are held, where other classes fit as well, and only against shares.
     """
     classes = _classes(mix)
     largest = max((state.device.memory_bytes for _, state in snapshot.devices()), default=1)

@@ -1,4 +1,4 @@
-"""Ways to make room for a Need: which instances would have to leave which Devices, under which Layouts."""
+"""Ways to make room for a need: which instances would have to leave which devices, under which layouts."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ _MOST_NODES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a plan may do. A pinned instance, and one whose Ask is not known, is never touched."""
+    """What a plan may do. A pinned instance, and one whose ask is not known, is never touched."""
 
     may_move: bool = True
     may_stop: bool = True  # only lower priority
@@ -28,22 +28,22 @@ class Limits:
     most_moves: int = 16
     most_stops: int = 8
     stops_an_hour: int = 12
-    most_tried: int = 24  # ways to make room that are looked into for one Ask
+    most_tried: int = 24  # ways to make room that are looked into for one ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionSet:
-    """Instances that leave, and Layouts that change, so that `devices` of one node would do."""
+    """Instances that leave, and layouts that change, so that `devices` of one node would do."""
 
     node: str
     devices: tuple[str, ...]
     leaving: frozenset[str]
     relayout: Relayout | None
-    weight: tuple[int, int, int, int]  # reloads, instances, Layouts, bytes: a first guess at the cost
+    weight: tuple[int, int, int, int]  # reloads, instances, layouts, bytes: a first guess at the cost
 
 
 def eviction_sets(snapshot: Snapshot, need: Need, limits: Limits) -> list[EvictionSet]:
-    """The ways found, the least disturbing first. In a large fleet only the most promising Devices are looked into."""
+    """The ways found, the least disturbing first. In a large fleet only the most promising devices are looked into."""
     found: list[EvictionSet] = []
     for node, states in _promising(snapshot, need, limits):
         each = [sorted(_on_device(snapshot, node, state, need, limits), key=_order) for state in states]
@@ -55,7 +55,7 @@ def eviction_sets(snapshot: Snapshot, need: Need, limits: Limits) -> list[Evicti
 
 
 def _promising(snapshot: Snapshot, need: Need, limits: Limits) -> list[tuple[NodeState, list[DeviceState]]]:
-    """Nodes with the Devices worth a closer look: those that the fewest instances would have to leave."""
+    """Nodes with the devices worth a closer look: those that the fewest instances would have to leave."""
     rated = [
         (
             node,
@@ -80,7 +80,7 @@ def _first_three(found: tuple[int, str, str, NodeState, DeviceState]) -> tuple[i
 
 
 def _may_do(need: Need, state: DeviceState) -> bool:
-    """Whether it is a Device that could do at all, were it empty."""
+    """Whether it is a device that could do at all, were it empty."""
     barred = device_bar(need, replace(state, grants=()))
     return (barred is None or barred.code is ReasonCode.WITH) and not stale_grants(state)
 
@@ -95,7 +95,7 @@ def _least_leaving(state: DeviceState, need: Need, limits: Limits) -> int:
 
 
 def _least_on(state: DeviceState, need: Need, partition: Partition) -> int:
-    """The same for one Partition: all of its instances, or so many of the largest that the bytes are enough."""
+    """The same for one partition: all of its instances, or so many of the largest that the bytes are enough."""
     mine = sorted((grant.memory_bytes for grant in state.grants if grant.partition_id == partition.id), reverse=True)
     if need.exclusive or any(grant.exclusive for grant in state.grants if grant.partition_id == partition.id):
         return len(mine)
@@ -113,7 +113,7 @@ def movable(snapshot: Snapshot, instance_id: str) -> bool:
 
 
 def victim_of(ask: Ask, snapshot: Snapshot, instance_id: str) -> bool:
-    """Whether this instance may be stopped for the Ask: known, not pinned, and of lower priority."""
+    """Whether this instance may be stopped for the ask: known, not pinned, and of lower priority."""
     running = snapshot.running.get(instance_id)
     return running is not None and not running.pinned and running.priority.rank < ask.priority.rank
 
@@ -156,7 +156,7 @@ def _under(
 def _leaving_sets(
     snapshot: Snapshot, node: NodeState, state: DeviceState, need: Need, limits: Limits
 ) -> Iterator[frozenset[str]]:
-    """For each Partition the smallest sets of instances whose leaving is enough; none of them holds a needless one."""
+    """For each partition the smallest sets of instances whose leaving is enough; none of them holds a needless one."""
     unwanted = frozenset(grant.instance_id for grant in state.grants if grant.deployment in need.avoided)
 
     def may_leave(instance_id: str) -> bool:
@@ -197,7 +197,7 @@ def _trimmed(usable: list[str], enough: Callable[[Iterable[str]], bool]) -> froz
 
 
 def _together(snapshot: Snapshot, node: NodeState, each: list[list[EvictionSet]], count: int) -> list[EvictionSet]:
-    """The Devices of a node that are cheapest to clear at once; an instance on two of them counts once."""
+    """The devices of a node that are cheapest to clear at once; an instance on two of them counts once."""
     rest = [evictions[0] for evictions in each if evictions]
     chosen: list[EvictionSet] = []
     leaving: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""A plan: ordered steps from one Snapshot to another, to be shown before it is done, and undone exactly."""
+"""A plan: ordered steps from one snapshot to another, to be shown before it is done, and undone exactly."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -13,12 +13,12 @@ class MoveKind(StrEnum):
     RELEASE = "release"  # stops now, starts again below
     LAYOUT = "layout"
     START = "start"
-    PLACE = "place"  # the Ask itself
+    PLACE = "place"  # the ask itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveStep:
-    """One change. Applying removes and adds exactly these Grants, so that it can be undone."""
+    """One change. Applying removes and adds exactly these grants, so that it can be undone."""
 
     kind: MoveKind
     text: str
@@ -28,7 +28,7 @@ class MoveStep:
     added: tuple[Grant, ...] = ()
     from_node: str | None = None  # of what is removed, where that is another node
     device_id: str | None = None
-    before: DeviceState | None = None  # of a Device that gets another Layout
+    before: DeviceState | None = None  # of a device that gets another layout
     after: DeviceState | None = None
     reload_driver: bool = False
 
@@ -50,7 +50,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePlan:
-    """How to make room: what stops, moves and changes, and where each Ask then goes."""
+    """How to make room: what stops, moves and changes, and where each ask then goes."""
 
     asks: tuple[str, ...]
     placements: tuple[Placement, ...]
@@ -72,14 +72,14 @@ class MovePlan:
 
 
 def apply_plan(snapshot: Snapshot, plan: MovePlan) -> Snapshot:
-    """The Snapshot after every step."""
+    """The snapshot after every step."""
     for step in plan.steps:
         snapshot = _step_done(snapshot, step)
     return snapshot
 
 
 def undo_plan(snapshot: Snapshot, plan: MovePlan) -> Snapshot:
-    """The Snapshot before the plan, from the one after it."""
+    """The snapshot before the plan, from the one after it."""
     for step in reversed(plan.steps):
         snapshot = _step_done(snapshot, _inverse(step))
     return snapshot

@@ -1,4 +1,4 @@
-"""Making room: what to move, stop or lay out differently so that Asks fit, as a plan that is shown before it is done."""
+"""Making room: what to move, stop or lay out differently so that asks fit, as a plan that is shown before it is done."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from aimgpu.placement.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """One plan for all Asks that fit together, and a Refusal for each that does not."""
+    """One plan for all asks that fit together, and a refusal for each that does not."""
 
     plan: MovePlan
     refusals: tuple[Refusal, ...] = ()
@@ -30,7 +30,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Room:
-    """A world in which the Ask has its place."""
+    """A world in which the ask has its place."""
 
     after: Snapshot
     because: str
@@ -40,15 +40,15 @@ class _Room:
 
 
 def plan_for(snapshot: Snapshot, ask: Ask, limits: Limits | None = None) -> MovePlan | Refusal:
-    """The least disturbing way to place the Ask: as things are, else by Layouts, moves, and stopping lower priority."""
+    """The least disturbing way to place the ask: as things are, else by layouts, moves, and stopping lower priority."""
     batch = plan_all(snapshot, [ask], limits)
     return batch.refusals[0] if batch.refusals else batch.plan
 
 
 def plan_all(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits | None = None) -> BatchPlan:
-    """One plan for a set of Asks, the most important and largest decided first. New ones may change place freely.
+    """One plan for a set of asks, the most important and largest decided first. New ones may change place freely.
 
-    First as things are; then with the Layouts of idle Devices chosen for the whole set; then by making room one by one.
+    First as things are; then with the layouts of idle devices chosen for the whole set; then by making room one by one.
     """
     _check_names(snapshot, asks)
     limits = limits or Limits()
@@ -66,7 +66,7 @@ def plan_all(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits | None = No
 
 
 def plan_consolidation(snapshot: Snapshot, devices: int, limits: Limits | None = None) -> MovePlan | Refusal:
-    """Moves that free so many whole Devices of one node, nothing being stopped and nothing placed."""
+    """Moves that free so many whole devices of one node, nothing being stopped and nothing placed."""
     limits = replace(limits or Limits(), may_stop=False)
     probe = Ask(name="free-devices", want=Whole(count=devices))
     found = plan_for(snapshot, probe, limits)
@@ -89,7 +89,7 @@ class _Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Draft:
-    """How far a plan has come: why each new Ask is where it is, whom it stopped, whom it refused."""
+    """How far a plan has come: why each new ask is where it is, whom it stopped, whom it refused."""
 
     world: Snapshot
     fresh: Mapping[str, str] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def _as_things_are(snapshot: Snapshot, asks: Sequence[Ask]) -> _Draft:
 
 
 def _together(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> _Draft:
-    """Onto idle Devices as a set, once those who name a Partition have it; who is left over in turn."""
+    """Onto idle devices as a set, once those who name a partition have it; who is left over in turn."""
     draft = _in_turn(_Draft(world=snapshot), [ask for ask in asks if ask.partition_id is not None], limits)
     rest = [ask for ask in asks if ask.partition_id is None]
     fitted = fit_idle(draft.world, rest, limits)
@@ -117,7 +117,7 @@ def _together(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> _Draft
 
 
 def _asked_again(draft: _Draft, refused: Sequence[Ask]) -> _Draft:
-    """What was changed for later Asks may do for earlier ones too; the refusals of the others describe the world at the end."""
+    """What was changed for later asks may do for earlier ones too; the refusals of the others describe the world at the end."""
     session = PlacementSession(draft.world, mix=Mix.given(draft.world).with_asks(refused), planned=draft.fresh)
     fresh = dict(draft.fresh)
     for ask in _in_order(refused):
@@ -129,7 +129,7 @@ def _asked_again(draft: _Draft, refused: Sequence[Ask]) -> _Draft:
 
 
 def _refusals_in(session: PlacementSession, asks: Sequence[Ask], before: Mapping[str, Refusal]) -> dict[str, Refusal]:
-    """In this world; those from before where its Layouts have no such Partition any more. Equal Asks share their reasons."""
+    """In this world; those from before where its layouts have no such partition any more. Equal asks share their reasons."""
     found: dict[str, Refusal] = {}
     cases: dict[Ask, Refusal] = {}
     for ask in asks:
@@ -160,7 +160,7 @@ def _check_names(snapshot: Snapshot, asks: Sequence[Ask]) -> None:
 
 
 def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
-    """Each Ask where the engine puts it, or where room can be made; then a new session begins in the changed world."""
+    """Each ask where the engine puts it, or where room can be made; then a new session begins in the changed world."""
     mix = Mix.given(draft.world).with_asks(asks)
     session = PlacementSession(draft.world, mix=mix, planned=draft.fresh)
     hopeless = set[Ask]()  # since room was last made: what is placed leaves less of it
@@ -227,7 +227,7 @@ def _realise(search: _Search, eviction: EvictionSet) -> _Room | None:
 
 
 def _place(session: PlacementSession, ask: Ask) -> Placement | None:
-    """Where it goes in a changed world; who named a Partition that the new Layout takes away goes nowhere."""
+    """Where it goes in a changed world; who named a partition that the new layout takes away goes nowhere."""
     if ask.partition_id is not None and ask.partition_id not in session.fleet.cells:
         return None
     decision = session.place(ask)
@@ -261,7 +261,7 @@ def _may_stop(search: _Search, instance_id: str) -> bool:
 
 
 def ask_again(snapshot: Snapshot, instance_id: str) -> Ask:
-    """The Ask of a running instance, made so that it can be placed again with what it holds."""
+    """The ask of a running instance, made so that it can be placed again with what it holds."""
     ask = snapshot.running[instance_id]
     grants = [grant for _, state in snapshot.devices() for grant in state.grants if grant.instance_id == instance_id]
     footprint = ask.footprint_bytes
@@ -272,7 +272,7 @@ def ask_again(snapshot: Snapshot, instance_id: str) -> Ask:
 
 
 def _placement_in(world: Snapshot, ask: Ask, how: str) -> Placement:
-    """Where a new Ask ended up, with what is left there in the end: it may have moved since it was first placed."""
+    """Where a new ask ended up, with what is left there in the end: it may have moved since it was first placed."""
     slots, left = list[Slot](), list[int]()
     for _, state in world.devices():
         for grant in state.grants:
@@ -297,7 +297,7 @@ def _largest_first(snapshot: Snapshot, names: frozenset[str]) -> list[str]:
 
 
 def _in_order(asks: Sequence[Ask]) -> list[Ask]:
-    """Asks that name a Partition first, then the most important and largest; after those that they must run with."""
+    """Asks that name a partition first, then the most important and largest; after those that they must run with."""
     return affinity_first(sorted(asks, key=_importance))
 
 

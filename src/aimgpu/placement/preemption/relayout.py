@@ -1,4 +1,4 @@
-"""A set of Asks onto idle Devices: their Layouts are free to choose, so they are chosen together."""
+"""A set of asks onto idle devices: their layouts are free to choose, so they are chosen together."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Fitted:
 
 
 def fit_idle(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> Fitted:
-    """As many of the Asks as go onto idle Devices under the best Layouts; the others are left for the engine."""
+    """As many of the asks as go onto idle devices under the best layouts; the others are left for the engine."""
     waiting: dict[Ask, list[Ask]] = {}
     for ask in sorted(asks, key=lambda ask: (-ask.priority.rank, by_name(ask))):
         if _plain(ask):
@@ -40,13 +40,13 @@ def fit_idle(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits) -> Fitted:
 
 
 def _plain(ask: Ask) -> bool:
-    """Asks for memory of one Device alone; affinity, CPU and compute are decided by a session."""
+    """Asks for memory of one device alone; affinity, CPU and compute are decided by a session."""
     special = ask.with_deployments or ask.not_with_deployments or ask.partition_id or ask.compute_ppm
     return not special and resolve_need(ask).count == 1 and not ask.cpu_millis and not ask.host_memory_bytes
 
 
 def _alike(node: NodeState, limits: Limits) -> list[list[DeviceState]]:
-    """Idle Devices of this node, those of one product together. One in a hive keeps its memory mode."""
+    """Idle devices of this node, those of one product together. One in a hive keeps its memory mode."""
     groups: dict[tuple[object, ...], list[DeviceState]] = {}
     for state in sorted(node.devices, key=lambda state: state.device.id):
         if state.grants or any(state.foreign_bytes.values()):
@@ -64,7 +64,7 @@ def _alike(node: NodeState, limits: Limits) -> list[list[DeviceState]]:
 
 
 def _best_sequence(fill: Fill, states: Sequence[DeviceState], demand: Sequence[int]) -> list[Filled]:
-    """Device after Device, by two sets of prices; the one that places more bytes counts."""
+    """Device after device, by two sets of prices; the one that places more bytes counts."""
     sizes = [_size(need) for need in fill.needs]
     largest = max(sizes, default=1)
     _, prices = fill.bound(demand)

@@ -1,4 +1,4 @@
-"""The steps between two Snapshots, in an order in which every one of them has room."""
+"""The steps between two snapshots, in an order in which every one of them has room."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class MoveTarget:
 
 
 def plan_between(before: Snapshot, target: MoveTarget) -> MovePlan:
-    """Stops first, then moves that have room, then what must wait for the new Layouts, then the Asks."""
+    """Stops first, then moves that have room, then what must wait for the new layouts, then the asks."""
     old, new = _grants_of(before), _grants_of(target.after)
     fresh = {placement.ask for placement in target.placed}
     stops = [_stop(before, instance_id, old[instance_id]) for instance_id in sorted(target.stopped)]
@@ -52,7 +52,7 @@ def _grants_of(snapshot: Snapshot) -> dict[str, tuple[Grant, ...]]:
 
 
 def _stays(old: Iterable[Grant], new: Iterable[Grant], lost: frozenset[tuple[str, str]]) -> bool:
-    """Whether an instance keeps the very places it had; a Partition that is made again is another place."""
+    """Whether an instance keeps the very places it had; a partition that is made again is another place."""
     return not any((grant.node, grant.partition_id) in lost for grant in old) and _shape(old) == _shape(new)
 
 
@@ -61,7 +61,7 @@ def _shape(grants: Iterable[Grant]) -> list[tuple[str, str, int, bool, int | Non
 
 
 def _lost_partitions(before: Snapshot, after: Snapshot) -> frozenset[tuple[str, str]]:
-    """Nodes and Partitions of `before` that the change of Layouts takes away."""
+    """Nodes and partitions of `before` that the change of layouts takes away."""
     now = {(node.name, state.device.id): state.device.layout for node, state in after.devices()}
     return frozenset(
         (node.name, partition.id)

@@ -50,9 +50,9 @@ class Chooser:
     def compiled_for(
         self, ask: Ask, resolve: Callable[[Ask], Need] = resolve_need, avoided_by: frozenset[str] = frozenset()
     ) -> CompiledAsk:
-        """The compiled kind; Asks that differ in name, priority or host memory alone share one, resolved and checked once.
+        """The compiled kind; asks that differ in name, priority or host memory alone share one, resolved and checked once.
 
-        `resolve` knows who shuns the Ask too.
+        `resolve` knows who shuns the ask too.
         """
         # Members of an enum are known by identity: they hash in Python, and this is asked for at every decision.
         size = (ask.want, ask.footprint_bytes, ask.devices, ask.compute_ppm, id(ask.isolation), ask.cpu_millis)
@@ -85,7 +85,7 @@ class Chooser:
         return node if score[node] > _HARDLY else None
 
     def _keep_host_memory(self, compiled: CompiledAsk, score: Table, best: int, host_memory_bytes: int) -> int | None:
-        """The best node once Devices that would lose the host memory to go with them are counted.
+        """The best node once devices that would lose the host memory to go with them are counted.
 
         Host memory is no part of a kind, and so of no score that is kept. Scores can only fall by it: where the best loses
         nothing it stays the best, and else only nodes that stand above what is left of its score can come before it.
@@ -152,7 +152,7 @@ class Chooser:
         return terms
 
     def device_gains(self, compiled: CompiledAsk, node: int) -> list[int | None]:
-        """Score of the best cell of each Device of a node, its node's guards left out; None where it does not fit."""
+        """Score of the best cell of each device of a node, its node's guards left out; None where it does not fit."""
         _, deep, wide = self.fleet.shape
         best = self._cell_gains(compiled, np.array([node]))[0].reshape(deep, wide).max(axis=1)
         return [int(gain) if gain > _HARDLY else None for gain in best.tolist()]
@@ -197,7 +197,7 @@ class Chooser:
         return score
 
     def _best_devices(self, compiled: CompiledAsk, nodes: Nodes) -> Table:
-        """Score of the best `count` Devices of each node, one cell on each."""
+        """Score of the best `count` devices of each node, one cell on each."""
         if compiled.count == 1:
             best: Table = self._cell_gains(compiled, nodes).max(axis=1)
             return best
@@ -246,7 +246,7 @@ class Chooser:
         return gains
 
     def _spread(self, gains: Table, nodes: Nodes) -> Table:
-        """The emptiest Device first; the price of a cell only breaks ties."""
+        """The emptiest device first; the price of a cell only breaks ties."""
         fleet, (_, deep, wide) = self.fleet, self.fleet.shape
         free = fleet.free[nodes].reshape(len(nodes), deep, wide).sum(axis=2)
         emptiness = free * STEPS // fleet.device_bytes[nodes] * (UNIT // (2 * STEPS)) - fleet.tenants[nodes] * UNIT
@@ -254,7 +254,7 @@ class Chooser:
         return spread
 
     def _affinity_cells(self, compiled: CompiledAsk) -> npt.NDArray[np.bool_]:
-        """Cells that the Ask's affinity and its named Partition allow."""
+        """Cells that the ask's affinity and its named partition allow."""
         fleet, ask = self.fleet, compiled.need.ask
         allowed = np.ones(fleet.shape[:2], dtype=bool)
         for deployment in sorted(ask.with_deployments):

@@ -1,4 +1,4 @@
-"""Request kinds: a Need compiled against the Traits and prices of a Fleet."""
+"""Request kinds: a need compiled against the traits and prices of a fleet."""
 
 from fractions import Fraction as Ratio
 
@@ -15,11 +15,11 @@ from aimgpu.placement.scoring.valuation import Valuation
 Nodes = npt.NDArray[np.intp]  # numbers of nodes
 NEVER = -(1 << 55)  # score of what does not fit; sums of a few stay far below any real score
 _LEFT = np.arange(ROW, dtype=np.int64)
-ALONE = 64 * UNIT  # taking a whole Partition where a share was wanted comes after every share
+ALONE = 64 * UNIT  # taking a whole partition where a share was wanted comes after every share
 
 
 class CompiledAsk:
-    """How one Need scores every cell: `gain[code]`, with the exact bytes checked apart."""
+    """How one need scores every cell: `gain[code]`, with the exact bytes checked apart."""
 
     def __init__(self, need: Need, fleet: Fleet, valuation: Valuation) -> None:
         self.need = need
@@ -49,7 +49,7 @@ class CompiledAsk:
 
 
 def _shared_bytes(terms: list[Terms | None]) -> int | Table | None:
-    """Bytes a share needs: one number, or one a Trait, or None where only whole Partitions are taken."""
+    """Bytes a share needs: one number, or one a trait, or None where only whole partitions are taken."""
     wanted = [0 if each is None or each.exclusive else each.memory_bytes for each in terms]
     shared = {count for count in wanted if count}
     if not shared:
@@ -59,7 +59,7 @@ def _shared_bytes(terms: list[Terms | None]) -> int | Table | None:
 
 
 def _compute(terms: list[Terms | None]) -> Table:
-    """Millionths of a Partition, one number a Trait."""
+    """Millionths of a partition, one number a trait."""
     return np.array([0 if each is None else each.compute_ppm or 0 for each in terms], dtype=np.int64)
 
 

@@ -1,7 +1,7 @@
-"""A Snapshot as arrays: every Partition of every node is a cell, and charging one touches one node.
+"""A snapshot as arrays: every partition of every node is a cell, and charging one touches one node.
 
-Nodes stand by name, Devices by id, Partitions by index, so that nothing depends on how they were listed; a node's cells are one
-row, `wide` cells a Device. Exact integers throughout; `code` is the cell's Trait and its free thousandths in one number, which
+Nodes stand by name, devices by id, partitions by index, so that nothing depends on how they were listed; a node's cells are one
+row, `wide` cells a device. Exact integers throughout; `code` is the cell's trait and its free thousandths in one number, which
 lets a request kind score a cell by one table look-up.
 """
 
@@ -22,7 +22,7 @@ ROW = STEPS + 1  # codes per partition class
 UNLIMITED = 1 << 60  # CPU or host memory that is not known does not limit
 _MOST_MOVED = 4096
 _COUNTS = [list(range(count)) for count in range(65)]
-MICRO = 1_000_000  # free Devices of a node are counted in millionths
+MICRO = 1_000_000  # free devices of a node are counted in millionths
 
 
 class Charge(NamedTuple):
@@ -60,7 +60,7 @@ class Fleet:
         self.host = _free(self.nodes, "host_memory_bytes", "used_host_memory_bytes")
         self.changes = 0
         self.changed = np.zeros(len(self.nodes), dtype=np.int32)  # the last change of each node, counted over all
-        self._known: dict[tuple[object, ...], int] = {}  # what Partitions are distinguished by
+        self._known: dict[tuple[object, ...], int] = {}  # what partitions are distinguished by
         self._fill()
         usable = np.maximum(self.free, 0)  # foreign processes can hold what was granted
         usable *= STEPS
@@ -72,7 +72,7 @@ class Fleet:
         place, number = divmod(cell, self.wide)
         return self._partitions[node][place][number]
 
-    # What few decisions look at is made when it is first looked at: from a Snapshot that was never seen most is asked once.
+    # What few decisions look at is made when it is first looked at: from a snapshot that was never seen most is asked once.
 
     @cached_property
     def compute(self) -> npt.NDArray[np.int64]:
@@ -81,24 +81,24 @@ class Fleet:
 
     @cached_property
     def device_bytes(self) -> npt.NDArray[np.int64]:
-        """Memory of each Device, by node and place."""
+        """Memory of each device, by node and place."""
         return self._by_place(lambda state: state.device.memory_bytes, 1)
 
     @cached_property
     def tenants(self) -> npt.NDArray[np.int64]:
-        """Grants on each Device, by node and place."""
+        """Grants on each device, by node and place."""
         return self._by_place(lambda state: len(state.grants), 0)
 
     @cached_property
     def devices(self) -> npt.NDArray[np.int64]:
-        """Free Devices of each node, in millionths."""
+        """Free devices of each node, in millionths."""
         free = np.maximum(self.free, 0).reshape(self.shape) * MICRO // self.device_bytes[:, :, None]
         total: npt.NDArray[np.int64] = free.sum(axis=(1, 2))
         return total
 
     @cached_property
     def cells(self) -> dict[str, list[tuple[int, int]]]:
-        """Where each Partition id is, node and column; ids repeat on nodes. Few Asks look one up by its id."""
+        """Where each partition id is, node and column; ids repeat on nodes. Few asks look one up by its id."""
         found: dict[str, list[tuple[int, int]]] = {}
         for number, places in enumerate(self._partitions):
             for place, partitions in enumerate(places):
@@ -108,7 +108,7 @@ class Fleet:
 
     @property
     def where(self) -> dict[str, dict[tuple[int, int], int]]:
-        """By deployment: Grants on each Device, by node and place."""
+        """By deployment: Grants on each device, by node and place."""
         if self._where is None:
             self._where = {}
             for number, states in enumerate(self.states):
@@ -158,7 +158,7 @@ class Fleet:
         row.free[first:last], row.compute[first:last] = free, compute
 
     def _class_numbers(self, state: DeviceState, partitions: Sequence[Partition]) -> list[int]:
-        """Partitions of one Device that are alike are looked at once."""
+        """Partitions of one device that are alike are looked at once."""
         shared, exclusive = state.shared_levels, state.exclusive_levels
         numbers, known, last = list[int](), self._known, None
         device = state.device
@@ -238,7 +238,7 @@ class _Row:
 
 
 def _charge_grants(state: DeviceState, partitions: Sequence[Partition], free: list[int], compute: list[int]) -> bool:
-    """Subtract what is granted; False where a Grant is on a Partition that the Layout no longer has."""
+    """Subtract what is granted; False where a grant is on a partition that the layout no longer has."""
     cells = {partition.id: cell for cell, partition in enumerate(partitions)}
     alone = list[int]()
     for grant in state.grants:
@@ -261,7 +261,7 @@ def _count(where: dict[str, dict[tuple[int, int], int]], deployment: str, at: tu
 
 
 def charges_of(fleet: Fleet, snapshot: Snapshot) -> dict[str, Charge]:
-    """What each running instance was charged; who holds nothing that the Layouts still have is left out."""
+    """What each running instance was charged; who holds nothing that the layouts still have is left out."""
     held: dict[str, list[tuple[Grant, Partition]]] = {}
     for node, state in snapshot.devices():
         for grant in state.grants:

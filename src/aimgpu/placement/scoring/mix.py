@@ -11,16 +11,16 @@ from aimgpu.units import PPM
 _Key = tuple[object, ...]
 _MOST_SHAPES = 4096
 _SHAPES: dict[_Key, Ask] = {}  # one object per shape, so that others can know it by identity
-_SHAPE_OF: dict[int, tuple[Ask, Ask]] = {}  # by identity of the Ask, which is kept alive here
+_SHAPE_OF: dict[int, tuple[Ask, Ask]] = {}  # by identity of the ask, which is kept alive here
 _ORDERS: dict[int, tuple[Ask, str]] = {}  # by identity of the shape, which is kept alive here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Shapes of Asks with their counts. An Ask's name, priority and affinity do not matter to its shape."""
+    """Shapes of asks with their counts. An ask's name, priority and affinity do not matter to its shape."""
 
     counts: tuple[tuple[Ask, int], ...] = ()
-    host_memory_bytes: int = 0  # of all Asks for Devices together, where there is more than one node to choose from
+    host_memory_bytes: int = 0  # of all asks for devices together, where there is more than one node to choose from
 
     @classmethod
     def of(cls, asks: Iterable[Ask]) -> "Mix":
@@ -29,7 +29,7 @@ class Mix:
 
     @classmethod
     def given(cls, snapshot: Snapshot) -> "Mix":
-        """Learned from what runs. An Ask that was sized elsewhere counts with the bytes that its instance was given."""
+        """Learned from what runs. An ask that was sized elsewhere counts with the bytes that its instance was given."""
         counted = _counted(snapshot.running.values())
         if any(shape.footprint_bytes is None and isinstance(shape.want, Auto) for shape, _ in counted):
             given = {grant.instance_id: grant.memory_bytes for _, state in snapshot.devices() for grant in state.grants}
@@ -52,12 +52,12 @@ class Mix:
 
 
 def shape_of(ask: Ask) -> Ask:
-    """The Ask without what does not change its size or where it may go; one object per shape."""
+    """The ask without what does not change its size or where it may go; one object per shape."""
     return _interned(_key(ask), ask)
 
 
 def _key(ask: Ask) -> _Key:
-    """What Asks of one shape share. Members of an enum are known by identity: they hash in Python."""
+    """What asks of one shape share. Members of an enum are known by identity: they hash in Python."""
     want = ask.want
     amount = want.memory_bytes if want.__class__ is Memory else want
     size = (amount, ask.footprint_bytes, ask.devices, ask.compute_ppm, id(ask.isolation), ask.cpu_millis)
@@ -89,7 +89,7 @@ def _interned(key: _Key, ask: Ask) -> Ask:
 
 
 def _counted(asks: Iterable[Ask]) -> list[tuple[Ask, int]]:
-    """How often each shape is asked for. What runs is the same objects in one Snapshot after the other."""
+    """How often each shape is asked for. What runs is the same objects in one snapshot after the other."""
     found: dict[int, int] = {}
     shapes: dict[int, Ask] = {}
     for ask in asks:
@@ -132,7 +132,7 @@ def _sized(ask: Ask, granted_bytes: int | None) -> Ask | None:
 
 
 def devices_ppm(ask: Ask, device_bytes: int) -> int:
-    """How much of Devices of this size an Ask takes, in millionths of one."""
+    """How much of devices of this size an ask takes, in millionths of one."""
     want = ask.want
     if isinstance(want, Whole):
         return max(want.count, ask.devices) * PPM

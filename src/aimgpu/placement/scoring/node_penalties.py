@@ -1,4 +1,4 @@
-"""What a placement does to its node beyond the cells: Devices without CPU or host memory, CPU without Devices, nodes opened."""
+"""What a placement does to its node beyond the cells: Devices without CPU or host memory, CPU without devices, nodes opened."""
 
 from fractions import Fraction as Ratio
 
@@ -20,14 +20,14 @@ class NodePenalties:
     def __init__(self, fleet: Fleet, valuation: Valuation) -> None:
         self._fleet = fleet
         weights = valuation.weights
-        self._strand_score = round(weights.strand * UNIT / MICRO)  # a millionth of a Device
+        self._strand_score = round(weights.strand * UNIT / MICRO)  # a millionth of a device
         self._spare_score = round(weights.spare * UNIT / 10_000)  # a thousandth of a core
-        self._fit_devices = round(weights.fit * UNIT / 8)  # a Device
+        self._fit_devices = round(weights.fit * UNIT / 8)  # a device
         self._fit_cpu = round(weights.fit * UNIT / 128_000)
         self._fit_host = round(weights.fit * UNIT / (512 * 1024))  # a MiB
         self._host_mib = valuation.host_mib
-        self.host_score = round(weights.host * UNIT / MICRO)  # a millionth of a Device
-        # Millionths of Devices that are free without the host memory to go with them; below 0, host memory is left over.
+        self.host_score = round(weights.host * UNIT / MICRO)  # a millionth of a device
+        # Millionths of devices that are free without the host memory to go with them; below 0, host memory is left over.
         self.short = np.zeros(len(fleet.nodes), dtype=np.int64)
         self._ratios = _in_millionths(valuation.strand_ratio, valuation.spare_ratio)
         self._standing = np.zeros((4, len(fleet.nodes)), dtype=np.int64)
@@ -35,7 +35,7 @@ class NodePenalties:
             self.renew(node)
 
     def renew(self, node: int) -> None:
-        """After the node's free CPU, host memory or Devices changed."""
+        """After the node's free CPU, host memory or devices changed."""
         cpu, devices = self._fleet.cpu.item(node), self._fleet.devices.item(node)
         fit = self._fit_devices * devices // MICRO
         if self._host_mib:
@@ -76,7 +76,7 @@ class NodePenalties:
 
 
 def _in_millionths(strand: Ratio | None, spare: Ratio | None) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Both as numerator and denominator, for Devices that are counted in millionths."""
+    """Both as numerator and denominator, for devices that are counted in millionths."""
     if strand is None or spare is None:
         return None
     strand, spare = strand / MICRO, spare / MICRO

@@ -1,4 +1,4 @@
-"""Filling empty Devices: which Layout each gets and who shares which Partition, Device by Device, dearest first."""
+"""Filling empty devices: which layout each gets and who shares which partition, device by device, dearest first."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _MOST_ROUNDS = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A Partition of a Layout, and how each Need would take it."""
+    """A partition of a layout, and how each need would take it."""
 
     partition: Partition
     terms: tuple[Terms | None, ...]
@@ -28,7 +28,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """One Device's Layout, and for each of its Partitions how many of each Need go there."""
+    """One device's layout, and for each of its partitions how many of each need go there."""
 
     device_id: str
     layout: Layout
@@ -36,7 +36,7 @@ class Filled:
 
 
 class Fill:
-    """What one kind of Device can hold of some Needs; the same answers serve the bound and the plan."""
+    """What one kind of device can hold of some needs; the same answers serve the bound and the plan."""
 
     def __init__(self, template: DeviceState, needs: Sequence[Need]) -> None:
         self.needs = list(needs)
@@ -46,7 +46,7 @@ class Fill:
         return any(room.terms[number] is not None for _, rooms in self.layouts for room in rooms)
 
     def bound(self, demand: Sequence[int]) -> tuple[float, Array]:
-        """No fewer Devices can hold the demand; and the prices that show it, by linear programming.
+        """No fewer devices can hold the demand; and the prices that show it, by linear programming.
 
         Sizes are rounded down here, so every real plan is among what is compared.
         """
@@ -65,7 +65,7 @@ class Fill:
         return best, shown
 
     def best_device(self, state: DeviceState, prices: Array, left: Sequence[int]) -> Filled | None:
-        """The dearest filling of one empty Device with what is left; fewer Partitions where it makes no difference."""
+        """The dearest filling of one empty device with what is left; fewer partitions where it makes no difference."""
         found: tuple[float, Layout, list[tuple[Room, Counter[int]]]] | None = None
         for layout, rooms in self.layouts:
             value, filled = self._fill(rooms, prices, left)
@@ -106,7 +106,7 @@ def _first(found: tuple[float, Array]) -> float:
 
 
 def _distinct(template: DeviceState, needs: Sequence[Need]) -> list[tuple[Layout, list[Room]]]:
-    """Layouts that differ in what they can hold, fewest Partitions first; those that keep the memory mode come first."""
+    """Layouts that differ in what they can hold, fewest partitions first; those that keep the memory mode come first."""
     empty = replace(template, grants=(), foreign_bytes={})
     found: dict[tuple[object, ...], tuple[Layout, list[Room]]] = {}
     mode = template.device.layout.memory_mode
@@ -123,7 +123,7 @@ def _distinct(template: DeviceState, needs: Sequence[Need]) -> list[tuple[Layout
 
 
 def _fill_room(room: Room, prices: Array, left: Sequence[int], *, down: bool) -> tuple[float, Counter[int]]:
-    """The dearest for one Partition: one Need alone, or several that share it."""
+    """The dearest for one partition: one need alone, or several that share it."""
     alone = [
         (float(prices[number]), -number)
         for number, terms in enumerate(room.terms)
@@ -136,7 +136,7 @@ def _fill_room(room: Room, prices: Array, left: Sequence[int], *, down: bool) ->
 
 
 def _share(room: Room, prices: Array, left: Sequence[int], *, down: bool) -> tuple[float, Counter[int]]:
-    """A knapsack over thousandths of the Partition; shares are rounded down for a bound, up for a plan."""
+    """A knapsack over thousandths of the partition; shares are rounded down for a bound, up for a plan."""
     cell = room.partition.memory_bytes
     items = []
     for number, terms in enumerate(room.terms):

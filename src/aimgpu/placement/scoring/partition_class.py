@@ -1,4 +1,4 @@
-"""What Partitions have in common that a Need can want or not: decided once a trait, not once a Partition."""
+"""What partitions have in common that a need can want or not: decided once a trait, not once a partition."""
 
 from dataclasses import dataclass
 from fractions import Fraction as Ratio
@@ -14,22 +14,22 @@ class PartitionClass:
     vendor: str
     product: str
     kind: str
-    cell_bytes: int  # of the Partition
+    cell_bytes: int  # of the partition
     device_bytes: int
-    whole: bool  # the Device is one Partition
+    whole: bool  # the device is one partition
     shared_level: Level
     exclusive_level: Level
-    compute_part: Ratio | None  # of the Device's compute; None: not known
+    compute_part: Ratio | None  # of the device's compute; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How a Need would be met on a Partition of some Trait, if it has the room."""
+    """How a need would be met on a partition of some trait, if it has the room."""
 
     memory_bytes: int
-    compute_ppm: int | None  # of the Partition
+    compute_ppm: int | None  # of the partition
     exclusive: bool
-    fallback: bool  # shared was wanted; only alone can the demanded Level be had
+    fallback: bool  # shared was wanted; only alone can the demanded level be had
 
 
 def partition_class_of(state: DeviceState, partition: Partition) -> PartitionClass:
@@ -48,7 +48,7 @@ def partition_class_of(state: DeviceState, partition: Partition) -> PartitionCla
 
 
 def terms_for(need: Need, partition_class: PartitionClass) -> Terms | None:
-    """None where no Partition of this Trait will ever do."""
+    """None where no partition of this trait will ever do."""
     if not _identity_wanted(need, partition_class):
         return None
     shared = not need.exclusive and partition_class.shared_level.rank >= need.least_level.rank

@@ -1,8 +1,8 @@
 """What a free share is worth, from the mix of shares that are asked for.
 
-The sizes of the mix are packed onto the fewest Partitions as a linear program; the dual of each size is its price, and a free
+The sizes of the mix are packed onto the fewest partitions as a linear program; the dual of each size is its price, and a free
 share is worth the dearest set of sizes that fits into it. Solved by column generation: a knapsack over the steps of a
-Partition proposes the next pattern. Only the mix is used, never the order in which Asks come.
+partition proposes the next pattern. Only the mix is used, never the order in which asks come.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
-STEPS = 1000  # a Partition in thousandths
-UNIT = 1_000_000_000  # score of a whole Device
+STEPS = 1000  # a partition in thousandths
+UNIT = 1_000_000_000  # score of a whole device
 Table = npt.NDArray[np.int64]
 
 _MOST_ROUNDS = 400
@@ -21,7 +21,7 @@ _EPSILON = 1e-9
 
 
 def share_prices(counts: Mapping[int, int]) -> dict[int, float]:
-    """Price of each size (in steps, 1..STEPS), a whole Partition being 1; `counts` says how often each is asked for."""
+    """Price of each size (in steps, 1..STEPS), a whole partition being 1; `counts` says how often each is asked for."""
     sizes = [size for size in sorted(counts) if counts[size] > 0]
     if not sizes:
         return {}
@@ -54,7 +54,7 @@ def worth_table(prices: Mapping[int, float]) -> npt.NDArray[np.float64]:
 
 
 def waste_table(counts: Mapping[int, int]) -> npt.NDArray[np.float64]:
-    """Free steps that the mean Ask of the mix cannot use, as a part of the Partition."""
+    """Free steps that the mean ask of the mix cannot use, as a part of the partition."""
     total = sum(counts.values())
     if not total:
         return np.zeros(STEPS + 1)
@@ -69,7 +69,7 @@ def waste_table(counts: Mapping[int, int]) -> npt.NDArray[np.float64]:
 def _best_pattern(
     prices: npt.NDArray[np.float64], weights: npt.NDArray[np.int64], capacity: int
 ) -> tuple[float, npt.NDArray[np.float64]]:
-    """The dearest set of sizes that fits one Partition, and how many of each it holds."""
+    """The dearest set of sizes that fits one partition, and how many of each it holds."""
     worth, last = [0.0] * (capacity + 1), [-1] * (capacity + 1)
     priced = [(int(weight), float(price), index) for index, (weight, price) in enumerate(zip(weights, prices, strict=True))]
     for free in range(1, capacity + 1):

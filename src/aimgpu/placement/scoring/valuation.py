@@ -1,4 +1,4 @@
-"""What the mix makes of a fleet: the worth of free shares, the price of scarce products, the CPU that goes with a Device."""
+"""What the mix makes of a fleet: the worth of free shares, the price of scarce products, the CPU that goes with a device."""
 
 from collections import Counter
 from fractions import Fraction as Ratio
@@ -21,11 +21,11 @@ _TABLES: dict[tuple[object, ...], tuple[object, Table]] = {}  # with the mix, so
 _MOST_NEEDS = 4096
 _NEEDS: dict[int, tuple[Ask, Need]] = {}  # by identity of the shape, which is kept alive here
 _LEAN = Ratio(9, 10)
-_PLENTY, _BOUND = Ratio(9, 10), Ratio(1)  # CPU wanted per Device wanted, over CPU there per Device there
+_PLENTY, _BOUND = Ratio(9, 10), Ratio(1)  # CPU wanted per device wanted, over CPU there per device there
 
 
 class Valuation:
-    """Prices of one Mix on one Fleet. All scores are integers, UNIT for the largest Device."""
+    """Prices of one mix on one fleet. All scores are integers, UNIT for the largest device."""
 
     def __init__(self, fleet: Fleet, mix: Mix, weights: Weights) -> None:
         self.weights = weights
@@ -36,14 +36,14 @@ class Valuation:
         self._tables: dict[tuple[int, int], Table] = {}
         self._scarce = self._scarcity(fleet, mix)
         self.strand_ratio, self.spare_ratio = self._cpu_ratios(fleet, mix)
-        self.host_mib = self._host_mib(mix)  # per Device: with less, a free Device is stranded; 0 where it is not known
+        self.host_mib = self._host_mib(mix)  # per device: with less, a free device is stranded; 0 where it is not known
 
     def size_of(self, partition_class: PartitionClass) -> Ratio:
-        """A Partition in largest Devices."""
+        """A partition in largest devices."""
         return Ratio(partition_class.cell_bytes, self._largest)
 
     def worth(self, partition_class: PartitionClass) -> Table:
-        """Score of 0..STEPS free steps on a Partition of this Trait."""
+        """Score of 0..STEPS free steps on a partition of this trait."""
         key = (partition_class.cell_bytes, partition_class.device_bytes)
         table = self._tables.get(key)
         if table is None:
@@ -55,7 +55,7 @@ class Valuation:
         return self._scarce.get(partition_class.product, 0)
 
     def _worth(self, partition_class: PartitionClass) -> Table:
-        """Kept over Fleets: the same mix and Trait give the same table. Shapes are one object each, kept alive with it."""
+        """Kept over fleets: the same mix and trait give the same table. Shapes are one object each, kept alive with it."""
         mix = self._mix.counts
         key = (partition_class, self._largest, self.weights.waste, *[(id(shape), count) for shape, count in mix])
         known = _TABLES.get(key)
@@ -107,7 +107,7 @@ class Valuation:
         }
 
     def _cpu_ratios(self, fleet: Fleet, mix: Mix) -> tuple[Ratio | None, Ratio | None]:
-        """CPU millis per Device below which a free Device is stranded, and above which free CPU is spare."""
+        """CPU millis per device below which a free device is stranded, and above which free CPU is spare."""
         if not any(ask.cpu_millis for ask, _ in mix.counts):
             return None, None
         asks = [(ask.cpu_millis * count, devices_ppm(ask, self._largest) * count) for ask, count in mix.counts]
@@ -120,11 +120,11 @@ class Valuation:
         mean, overall = Ratio(cpu * PPM, ppm), Ratio(sum(cpu for cpu, _ in asks) * PPM, ppm)
         there = Ratio(sum(millis for millis, _ in known), devices) or Ratio(1)
         bound = min(max((overall / there - _PLENTY) / (_BOUND - _PLENTY), Ratio(0)), Ratio(1))
-        lean = max(_quartile(with_device), mean / 8)  # some ask for no CPU at all; a Device still needs a little
+        lean = max(_quartile(with_device), mean / 8)  # some ask for no CPU at all; a device still needs a little
         return mean + bound * (lean - mean), mean * Ratio(3, 4) + bound * (overall - mean * Ratio(3, 4))
 
     def _host_mib(self, mix: Mix) -> int:
-        """Less than the mean of the mix: what little is asked for can still use a Device that is short of host memory."""
+        """Less than the mean of the mix: what little is asked for can still use a device that is short of host memory."""
         if not mix.host_memory_bytes:
             return 0
         ppm = sum(devices_ppm(ask, self._largest) * count for ask, count in mix.counts)
@@ -147,7 +147,7 @@ def _worth_of(shares: tuple[tuple[int, int], ...]) -> Array:
 
 
 def _need_of(shape: Ask) -> Need:
-    """Shapes of a Mix are kept as one object each, so that they are known by identity: hashing an Ask takes longer."""
+    """Shapes of a mix are kept as one object each, so that they are known by identity: hashing an ask takes longer."""
     known = _NEEDS.get(id(shape))
     if known is not None and known[0] is shape:
         return known[1]
@@ -159,7 +159,7 @@ def _need_of(shape: Ask) -> Need:
 
 
 def _steps(need: Need, partition_class: PartitionClass) -> int | None:
-    """Thousandths of a Partition that the Need takes there."""
+    """Thousandths of a partition that the need takes there."""
     terms = terms_for(need, partition_class)
     if terms is None:
         return None
@@ -167,7 +167,7 @@ def _steps(need: Need, partition_class: PartitionClass) -> int | None:
 
 
 def _quartile(asks: list[tuple[int, int]]) -> Ratio:
-    """CPU per Device that a quarter of the demand stays below."""
+    """CPU per device that a quarter of the demand stays below."""
     ratios = sorted((Ratio(cpu * PPM, ppm), ppm) for cpu, ppm in asks)
     quarter, seen = sum(ppm for _, ppm in ratios), 0
     for ratio, ppm in ratios:

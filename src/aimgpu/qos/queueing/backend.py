@@ -1,4 +1,4 @@
-"""What is known about one engine and about one Device: how much they do, what they take, whether they answer."""
+"""What is known about one engine and about one device: how much they do, what they take, whether they answer."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ HIGHEST = Priority.HIGH.rank
 
 
 class Backend(Protocol):
-    """One ready Instance, as far as queueing needs to know it."""
+    """One ready instance, as far as queueing needs to know it."""
 
     @property
     def instance_id(self) -> str:

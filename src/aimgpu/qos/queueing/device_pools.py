@@ -1,4 +1,4 @@
-"""The limits of Devices: how many requests run on one at once, over all its models."""
+"""The limits of devices: how many requests run on one at once, over all its models."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from aimgpu.qos.queueing.policy import QueuePolicy
 
 
 class DevicePools:
-    """What runs on each Device that has a limit; the others are not counted."""
+    """What runs on each device that has a limit; the others are not counted."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._policy = policy

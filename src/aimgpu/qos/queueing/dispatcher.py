@@ -164,7 +164,7 @@ class Dispatcher(Generic[ServerT]):
     def choose_recalls(self, now: float) -> list[Started[ServerT]]:
         """What must leave its engine now so that high requests that wait keep their promise: pass each to `take_back`.
 
-        Where only the Device's limit is in the way, work of any model on it makes way.
+        Where only the device's limit is in the way, work of any model on it makes way.
         """
         if not self.policy.recall.most:
             return []
@@ -291,7 +291,7 @@ class Dispatcher(Generic[ServerT]):
         return state.pool.in_flight if state else 0
 
     def on_device(self, device_id: str) -> int | None:
-        """Requests that run on a Device; None where it has no limit, and nothing is counted."""
+        """Requests that run on a device; None where it has no limit, and nothing is counted."""
         return self._devices.in_flight(device_id)
 
     def allowed(self, instance_id: str) -> int | None:

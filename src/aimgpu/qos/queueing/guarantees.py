@@ -1,4 +1,4 @@
-"""Promises of a part of a Partition that cannot all be kept are refused before anything runs."""
+"""Promises of a part of a partition that cannot all be kept are refused before anything runs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from aimgpu.units import PPM, format_ppm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantee:
-    """At least `guaranteed_ppm` of a Partition for a model, at most `limit_ppm` (None: no limit)."""
+    """At least `guaranteed_ppm` of a partition for a model, at most `limit_ppm` (None: no limit)."""
 
     model: str
     partition_id: str

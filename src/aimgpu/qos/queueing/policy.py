@@ -24,8 +24,8 @@ class QueuePolicy:
     reserve_part: float = 0.25  # at most this part of the slots is kept for higher classes; 0: none
     least_reserve_part: float = 0.0  # kept for the highest class even when none was seen: what a promise costs
     reserve_seconds: float = 600.0  # what higher classes needed at once fades over about this long
-    device_limits: Mapping[str, int] = field(default_factory=dict)  # requests at once on a Device, over all its models
-    every_device_limit: int | None = None  # the same, of every Device that is not named; None: as many as its engines take
+    device_limits: Mapping[str, int] = field(default_factory=dict)  # requests at once on a device, over all its models
+    every_device_limit: int | None = None  # the same, of every device that is not named; None: as many as its engines take
     recall: RecallPolicy = field(default_factory=RecallPolicy)
 
     @property

@@ -46,7 +46,7 @@ class WasteBudget:
 
 @dataclass(slots=True)
 class HoldBudget:
-    """For how long low work may be held back on a Device: whole bursts, and a fifth of the time in the long run.
+    """For how long low work may be held back on a device: whole bursts, and a fifth of the time in the long run.
 
     Without it a promise that is tighter than what the engine usually needs would keep low work out until it ages.
     """

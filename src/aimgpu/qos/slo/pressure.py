@@ -1,4 +1,4 @@
-"""How hard low work is held back on a Device because something more important there breaks its promises."""
+"""How hard low work is held back on a device because something more important there breaks its promises."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ NO_PRESSURE = Pressure()
 def adjust_pressure(before: Pressure, model: str | None, burn: float) -> Pressure:
     """One step, taken about once a second: halve quickly while `model` burns its budget, give back slowly when it is calm.
 
-    `model` is the high model with the worst fast burn on the Device (None: there is none).
+    `model` is the high model with the worst fast burn on the device (None: there is none).
     """
     if model is not None and burn > _BURNING:
         share = max(before.low_share / 2, _LEAST_SHARE)

@@ -71,7 +71,7 @@ class Ask:
     want: Want
     footprint_bytes: int | None = None
     least_bytes: int | None = None  # what the model needs with next to no context; None: not known
-    divided: tuple[tuple[int, int], ...] = ()  # what it would need on each of so many devices, if one is too small
+    divided: tuple[tuple[int, int], ...] = ()  # (devices, bytes on each), if one device is too small
     devices: int = 1  # several devices of one node, the same share on each
     compute_ppm: int | None = None
     isolation: IsolationRequirement = IsolationRequirement.NONE

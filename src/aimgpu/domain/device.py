@@ -66,7 +66,7 @@ class Device:
 
     @property
     def kind_note(self) -> str:
-        """What follows its name where it is no card, with a space before it."""
+        """The suffix of its name where it is not a card, with a space before it."""
         return " (software GPU)" if self.software else " (simulated)" if self.simulated else ""
 
     def partition(self, partition_id: str) -> Partition | None:

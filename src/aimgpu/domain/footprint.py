@@ -64,7 +64,7 @@ class Footprint:
     growth: Growth | None = None  # None: the KV cache is not one that is given in bytes
     larger: tuple[LargerService, ...] = ()  # what more memory is good for, step by step; empty: everything was given
     in_host_memory: bool = False  # its GPU is simulated, or its engine runs on the CPU: a grant gives it no memory
-    divided: tuple[tuple[int, int], ...] = ()  # what it needs on each of so many devices, where one is too small for it
+    divided: tuple[tuple[int, int], ...] = ()  # (devices, bytes on each), where one device is too small for it
 
     @property
     def total_bytes(self) -> int:

@@ -13,7 +13,7 @@ PERCENTS = (50, 90, 95, 99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceObjective:
-    """None: nothing was promised. `ttft_p95_ms`: of 100 requests, 95 have their first token within so long.
+    """None: nothing was promised. `ttft_p95_ms`: of 100 requests, 95 have their first token within that time.
 
     Times per token may be fractions of a millisecond: small models need less than 3 ms on a large GPU.
 

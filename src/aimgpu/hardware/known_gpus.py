@@ -1,6 +1,6 @@
 """GPUs by name: what the driver reports of each, so that a model can be sized for a GPU that is not here.
 
-`data/gpus.csv` has one a line. A GPU that is read gets its name from here too, so that "--gpu RTX 4090" means the card of the
+`data/gpus.csv` has one per line. A GPU that is read gets its name from here too, so that "--gpu RTX 4090" means the card of the
 machine where it has one. NVIDIA's are recognised by the name that the driver gives, AMD's by PCI id and compute units.
 """
 

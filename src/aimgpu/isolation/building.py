@@ -36,7 +36,7 @@ _NO_COMPILER = "no C compiler to build the interposer with"
 
 
 def find_interposer(cache: Path | None = None) -> Path:
-    """The library, built here if need be. Raises HardwareUnavailable with the reason where it cannot be had."""
+    """The library, built here if need be. Raises HardwareUnavailable with the reason where it is not available."""
     given = os.environ.get(_OVERRIDE)
     if given is not None:
         if not Path(given).is_file():

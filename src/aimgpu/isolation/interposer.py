@@ -42,7 +42,7 @@ def regions_directory(home: Path) -> Path:
 
 
 def read_gate_bounds(environment: Mapping[str, str]) -> GateBounds:
-    """The gate's bounds, with what `AIMGPU_GATE_ALLOWANCE` sets; raises InvalidInput where that is no percentage."""
+    """The gate's bounds, with what `AIMGPU_GATE_ALLOWANCE` sets; raises InvalidInput where that is not a percentage."""
     text = environment.get(ALLOWANCE_VARIABLE, "").strip().removesuffix("%")
     if not text:
         return GateBounds()

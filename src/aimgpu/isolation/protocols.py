@@ -17,7 +17,7 @@ class Enforcement:
     environment: Mapping[str, str] = field(default_factory=dict)
     control_group: Path | None = None  # where its processes must be put before they open the device
     beside: tuple[str, ...] = ()  # mechanisms that act beside it
-    notes: tuple[str, ...] = ()  # what was wanted beside it and could not be had, one sentence each
+    notes: tuple[str, ...] = ()  # what was wanted beside it and is not available, one sentence each
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class Resizer(Protocol):
     """An isolator or mechanism that can change the bytes of a grant while its instance runs."""
 
     def resize(self, grant: Grant, memory_bytes: int) -> None:
-        """From now on the instance may hold so much; where nothing of this kind holds it, nothing. Raises ShareInUse."""
+        """From now on the instance may hold that much; does nothing where nothing of this kind holds it. Raises ShareInUse."""
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from aimgpu.isolation import layout, processes
 from aimgpu.units import GIB, PPM, format_bytes
 
 MILLISECOND = 1_000_000
-MOST_CONTEXT_BYTES = 2 * GIB  # a larger difference is no context; the watchdog reports it
+MOST_CONTEXT_BYTES = 2 * GIB  # a larger difference is not a context; the watchdog reports it
 _LOCK_SECONDS = 5.0
 _IMPATIENT_SECONDS = 0.25
 _FLOCK = "hhxxxxqqixxxx"

@@ -20,7 +20,7 @@ from aimgpu.units import MIB, format_bytes
 
 log = logging.getLogger(__name__)
 
-DEFAULT_TOLERANCE_BYTES = 256 * MIB  # contexts and loaded kernels differ by so much between drivers and cards
+DEFAULT_TOLERANCE_BYTES = 256 * MIB  # contexts and loaded kernels differ by this much between drivers and cards
 THROTTLED_PPM = 100_000
 _DRIVER_FILES = frozenset({"/dev/kfd", "/dev/nvidia-uvm"})  # nvidia-smi, which only looks, opens neither
 

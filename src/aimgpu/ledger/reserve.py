@@ -15,7 +15,7 @@ class Reserve:
         self._path = path
 
     def fill(self) -> None:
-        """Where the disk has the room; where it has not, there is no reserve and everything else goes on."""
+        """Made where the disk has the room; otherwise there is no reserve, and everything else goes on."""
         if self._path.exists():
             return
         part = self._path.with_name(self._path.name + ".part")

@@ -23,7 +23,7 @@ __all__ = ["CONTENT_TYPE", "Exporter", "MetricSources"]
 Scores = Mapping[str, Any]
 _Rows = Iterator[Row]
 _UNKNOWN_PARTITION = ""
-_LAYOUTS_SECONDS = 60.0  # a change that was made by other means than ours is seen at the latest after so long
+_LAYOUTS_SECONDS = 60.0  # the longest until a change by other means than ours is seen
 
 
 class ObserveMachine(Protocol):

@@ -177,7 +177,7 @@ def _fit_on(need: Need, node: NodeState, state: DeviceState, partition: Partitio
 
 
 def _exclusive_here(need: Need, state: DeviceState, partition: Partition) -> bool | None:
-    """Whether the grant would be exclusive; None where the demanded level cannot be had either way."""
+    """Whether the grant would be exclusive; None where the demanded level is not available either way."""
     if not need.exclusive and state.best_level(partition.id, exclusive=False).rank >= need.least_level.rank:
         return False
     return True if state.best_level(partition.id, exclusive=True).rank >= need.least_level.rank else None

@@ -23,7 +23,7 @@ class Oversubscription:
     """Times are estimates by the size of weights."""
 
     models: int
-    awake_together: int  # the largest first: any so many fit
+    awake_together: int  # counted with the largest models: any set of this number fits
     swap_seconds: float  # the slowest: one falls asleep, another wakes
     asleep_bytes: int  # what all of them hold on the GPU asleep
     requests: int = 0

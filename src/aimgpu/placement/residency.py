@@ -40,7 +40,7 @@ _SURENESS = 3  # half of the promised time taken: one request in eight is late
 _MUCH_DENSER = 1.5
 _HORIZON_SECONDS = 10.0  # what is gained by waking one, and lost by those that make room, is counted over this time
 _MOST_AHEAD = 3  # that are looked at, those with the most to lose
-_AHEAD_SECONDS = 600.0  # a request expected later than this is no reason to wake ahead
+_AHEAD_SECONDS = 600.0  # a request expected later than this does not wake a model ahead
 
 
 class Residence(StrEnum):
@@ -98,7 +98,7 @@ class ModelUse:
         return self.start_seconds
 
     def loss(self, seconds: float, copied: float = 0.0) -> float:
-        """Late requests that its absence is expected to make, for each second of it, when it takes so long to bring it back.
+        """Late requests that its absence is expected to make, for each second of it, when waking takes `seconds`.
 
         The next request is late the surer the longer that takes, and so are those that come meanwhile. `copied`: seconds of
         copying beside, which make others wait too.
@@ -363,7 +363,7 @@ Clearing = list[tuple[ModelUse, Residence, float]]
 
 
 def _find_victims(board: _Board, missing: int, rank: int, *, keep: str) -> Clearing | None:
-    """The cheapest set found that frees so many bytes: idle ones put to sleep, then remains of sleepers stopped."""
+    """The cheapest set found that frees these bytes: idle ones put to sleep, then remains of sleepers stopped."""
     short = missing - board.gpu_free
     if short <= 0:
         return []

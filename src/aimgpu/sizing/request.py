@@ -68,7 +68,7 @@ class SizingRequest:
         return MeasuredKind(engine=self.engine, engine_version=self.engine_version, family=family, gpu=self.gpu or "unknown")
 
     def can_divide(self, devices: int) -> bool:
-        """Whether the engine can run one copy on so many devices: vLLM gives each the same number of heads."""
+        """Whether the engine can run one copy on that number of devices: vLLM gives each the same number of heads."""
         shape = self.model.architecture
         if self.engine != "vllm" or shape is None or devices == 1:
             return True

@@ -63,13 +63,13 @@ def startup_term(request: SizingRequest, room: StartupRoom, terms: tuple[Term, .
 
 
 def with_more_startup(footprint: Footprint, added_bytes: int) -> Footprint:
-    """After a start that missed memory: the same footprint with so much more room for starting."""
+    """After a start that missed memory: the same footprint with that much more room for starting."""
     larger = tuple(replace(one, terms=_with_missed(one.terms, added_bytes)) for one in footprint.larger)
     return replace(footprint, terms=_with_missed(footprint.terms, added_bytes), larger=larger)
 
 
 def with_more_room(terms: tuple[Term, ...], added_bytes: int, why: str) -> tuple[Term, ...]:
-    """With so much more room for starting; `why` names it among what the term was computed from."""
+    """With more room for starting; `why` names it among the inputs of the term."""
     return tuple(
         replace(term, memory_bytes=term.memory_bytes + added_bytes, inputs={**term.inputs, why: added_bytes})
         if term.name == NAME

@@ -79,7 +79,7 @@ def spend_surplus(footprint: Footprint, granted_bytes: int) -> Footprint:
 
 
 def describe_service(footprint: Footprint, granted_bytes: int) -> Service:
-    """With so much memory on each of its GPUs."""
+    """With this memory on each of its GPUs."""
     filled = spend_surplus(footprint, granted_bytes)
     return Service(
         engine=footprint.engine,

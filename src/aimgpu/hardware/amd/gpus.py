@@ -12,7 +12,7 @@ DRIVER = "bus/pci/drivers/amdgpu"
 COMPUTE_MODE = "current_compute_partition"
 MEMORY_MODE = "current_memory_partition"
 ALLOCATION_MODE = "compute_partition_mem_alloc_mode"
-_DEFAULT_MODE = "SPX"  # every GPU has it; a driver without a list of all modes names it only where it can be had now
+_DEFAULT_MODE = "SPX"  # every GPU has it; a driver without a list of all modes names it only where it is available now
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 

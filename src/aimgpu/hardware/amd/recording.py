@@ -108,7 +108,7 @@ class _Mask:
     def text(self, path: str, text: str) -> str:
         if path.endswith("/unique_id"):
             unique = parse_int(f"0x{text}")
-            return "" if unique is None else f"{self._number(unique):016x}"  # what is no number may name anything
+            return "" if unique is None else f"{self._number(unique):016x}"  # text that is not a number may name anything
         return _IDS.sub(lambda match: f"{match[1]} {self._number(int(match[2]))}", text)
 
     def _number(self, value: int) -> int:

@@ -59,7 +59,7 @@ def explain_errno(error: OSError, gpu: AmdGpu, mode: str) -> AimGpuError:
 
 
 def explain_status(status: str, line: str, gpu: AmdGpu, mode: str) -> AimGpuError:
-    """What a status that amd-smi prints means; `line` is quoted where there is no better word."""
+    """The meaning of a status that amd-smi prints; `line` is quoted where there is no better text."""
     return _refusal(_STATUSES.get(status), line, gpu, mode)
 
 

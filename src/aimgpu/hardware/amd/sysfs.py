@@ -121,7 +121,7 @@ def parse_int(text: str | None) -> int | None:
 
 
 def parse_properties(text: str) -> dict[str, int]:
-    """KFD's `name value` lines; values that are no numbers are left out."""
+    """KFD's `name value` lines; values that are not numbers are left out."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
@@ -131,7 +131,7 @@ def parse_properties(text: str) -> dict[str, int]:
 
 
 def parse_modes(text: str | None) -> tuple[str, ...]:
-    """Modes of "SPX, DPX, CPX"; none of "Not supported", "UNKNOWN", anything that is no mode, or an absent file."""
+    """Modes of "SPX, DPX, CPX"; none of "Not supported", "UNKNOWN", anything else that is not a mode, or an absent file."""
     if text is None or " " in text.strip().replace(", ", ","):
         return ()
     names = (part.strip().upper() for part in text.split(","))

@@ -1,4 +1,4 @@
-"""GPU nodes of KFD, the compute driver: one a partition, with its exact bytes and compute units."""
+"""GPU nodes of KFD, the compute driver: one per partition, with its exact bytes and compute units."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class KfdNode:
 def read_nodes(sysfs: Sysfs) -> tuple[KfdNode, ...]:
     """In the order of their numbers. Nodes that vanish while being read, or that a device cgroup hides, are left out."""
     nodes: list[KfdNode] = []
-    seen = 0  # ROCr counts every GPU node, also one that is no use to us
+    seen = 0  # ROCr counts every GPU node, also one that we cannot use
     for number in sorted(int(name) for name in sysfs.list(NODES) if name.isdecimal()):
         gpu_id = sysfs.read_int(f"{NODES}/{number}/gpu_id")
         if gpu_id:

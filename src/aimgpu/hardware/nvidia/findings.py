@@ -14,7 +14,7 @@ _CONTROL_FILE = "nvidiactl"
 
 
 def absent(failure: NvmlFailure, pci: Path, dev: Path) -> tuple[Finding, ...]:
-    """NVML does not start. On a machine without an NVIDIA GPU that is no finding at all."""
+    """NVML does not start. On a machine without an NVIDIA GPU that is not a finding."""
     found = []
     for address in nvidia_gpus_on_bus(pci):
         driver = bound_driver(address, pci)

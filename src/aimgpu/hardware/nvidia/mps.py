@@ -47,7 +47,7 @@ class MpsDaemons:
         self._wait_seconds = wait_seconds
 
     def unavailable_reason(self) -> str | None:
-        """Why MPS cannot be had on this machine; None when its program is there."""
+        """Why MPS is not available on this machine; None when its program is there."""
         return None if shutil.which(self._program) else f"{self._program} is not installed"
 
     def start(self, uuid: str) -> None:
@@ -64,7 +64,7 @@ class MpsDaemons:
     def tenant_environment(
         self, uuid: str, *, memory_bytes: int | None = None, compute_ppm: int | None = None, yields: bool = False
     ) -> Mapping[str, str]:
-        """What a tenant must be started with; None is no limit. Raises HardwareUnavailable unless the daemon answers now."""
+        """The environment that a tenant must be started with; None means no limit. Raises HardwareUnavailable unless the daemon answers now."""
         home = self._home(uuid)
         if home.daemon() is None or self._ask(home, "get_server_list") is None:
             raise HardwareUnavailable(

@@ -113,7 +113,7 @@ class _Finder:
                 return
 
     def kind(self) -> Iterator[str]:
-        """Another kind where that one is too small or not to be had."""
+        """Another kind where that one is too small or not available."""
         ask = self._ask
         if isinstance(ask.want, PartitionKind):
             kinds = sorted(

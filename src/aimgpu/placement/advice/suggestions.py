@@ -157,7 +157,7 @@ def _fewer(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Itera
         tried = resolve_need(replace(ask, want=want, devices=devices, footprint_bytes=each), need.avoided)
         for node in _open_nodes(snapshot, tried, reserved):
             if most[node.name] < count:
-                continue  # each would have to hold more than where it was found that so many do not
+                continue  # each would have to hold more than in the case that did not fit
             most[node.name] = sum(isinstance(fit_of(tried, node, state), Fit) for state in node.devices)
             if most[node.name] >= count:
                 fewer = "1 GPU" if count == 1 else f"{count} GPUs"

@@ -28,7 +28,7 @@ class Capacity:
 
     devices: int
     bound: int
-    layouts: tuple[str, ...]  # one a device
+    layouts: tuple[str, ...]  # one per device
     plan: MovePlan
     after: Snapshot  # the devices with everything placed
 

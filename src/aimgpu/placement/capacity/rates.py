@@ -34,7 +34,7 @@ class RatedService:
 class RatePlan:
     devices: int
     bound: float  # no plan needs fewer
-    layouts: tuple[Mapping[str, int], ...]  # one a device: Partitions of each kind
+    layouts: tuple[Mapping[str, int], ...]  # one per device: partitions of each kind
     partitions: Mapping[str, Mapping[str, int]]  # service: Partitions of each kind
 
     @property
@@ -149,7 +149,7 @@ def _extended(
 
 
 class _Packer:
-    """Whether so many partitions of each kind come out of so many devices, and with which layouts."""
+    """Whether this number of devices gives these counts of partitions of each kind, and with which layouts."""
 
     def __init__(self, shapes: npt.NDArray[np.int64], prices: Array) -> None:
         self._shapes: list[Vector] = [tuple(shape) for shape in shapes.tolist()]

@@ -19,7 +19,7 @@ ONE = Ratio(4, 5)  # Asks for one whole device, against shares
 
 @dataclass(slots=True)
 class _Class:
-    """Asks for so many whole devices: how many devices they want in all, and their CPU with how often it is asked for."""
+    """Asks for the same number of whole devices: the devices that they want in all, and their CPU with how often it is asked for."""
 
     wanted: int = 0
     cpu: dict[int, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class _Class:
 
 
 def reserve_nodes(snapshot: Snapshot, mix: Mix, *, several: Ratio = SEVERAL, one: Ratio = ONE) -> Mapping[str, int]:
-    """Nodes to hold, by name, for asks of at least so many whole devices.
+    """Nodes to hold, by name, for asks of at least that number of whole devices.
 
     Each class of asks for whole devices gets its part of the demand, times `several` or `one`, in whole nodes. Classes of
     several devices come first and take the emptiest and plainest nodes that feed the ask with the most CPU, then those for

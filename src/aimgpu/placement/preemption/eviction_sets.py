@@ -95,7 +95,7 @@ def _least_leaving(state: DeviceState, need: Need, limits: Limits) -> int:
 
 
 def _least_on(state: DeviceState, need: Need, partition: Partition) -> int:
-    """The same for one partition: all of its instances, or so many of the largest that the bytes are enough."""
+    """The same for one partition: all of its instances, or as few of the largest as free enough bytes."""
     mine = sorted((grant.memory_bytes for grant in state.grants if grant.partition_id == partition.id), reverse=True)
     if need.exclusive or any(grant.exclusive for grant in state.grants if grant.partition_id == partition.id):
         return len(mine)

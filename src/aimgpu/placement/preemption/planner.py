@@ -66,7 +66,7 @@ def plan_all(snapshot: Snapshot, asks: Sequence[Ask], limits: Limits | None = No
 
 
 def plan_consolidation(snapshot: Snapshot, devices: int, limits: Limits | None = None) -> MovePlan | Refusal:
-    """Moves that free so many whole devices of one node, nothing being stopped and nothing placed."""
+    """Moves that free this number of whole devices of one node; nothing is stopped and nothing placed."""
     limits = replace(limits or Limits(), may_stop=False)
     probe = Ask(name="free-devices", want=Whole(count=devices))
     found = plan_for(snapshot, probe, limits)

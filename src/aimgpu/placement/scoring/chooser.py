@@ -1,6 +1,6 @@
 """The best node and cells for a request kind, kept up to date as the fleet changes.
 
-A node's score for a kind depends on that node alone, so scores are kept a kind and renewed only for nodes that changed since.
+A node's score for a kind depends on that node alone, so scores are kept per kind and renewed only for nodes that changed since.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,10 +20,10 @@ from aimgpu.placement.scoring.valuation import Valuation
 from aimgpu.units import MIB
 
 _HARDLY = NEVER // 2  # any real score is above
-_CACHE_BYTES = 64 << 20  # of scores, 12 bytes a node and kind; when full it starts over
+_CACHE_BYTES = 64 << 20  # of scores, 12 bytes per node and kind; when full it starts over
 _HELD = 32 * UNIT  # a reserved node goes first to those it is held for
 _FEW = 8  # nodes looked at one by one before many are at once
-_TIE = 1024  # by so much less counts what only breaks ties
+_TIE = 1024  # what only breaks ties counts this many times less
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Chooser:
     def _keep_host_memory(self, compiled: CompiledAsk, score: Table, best: int, host_memory_bytes: int) -> int | None:
         """The best node once devices that would lose the host memory to go with them are counted.
 
-        Host memory is no part of a kind, and so of no score that is kept. Scores can only fall by it: where the best loses
+        Host memory is not part of a compiled ask, and so of no score that is kept. Scores can only fall by it: where the best loses
         nothing it stays the best, and else only nodes that stand above what is left of its score can come before it.
         """
         shift = host_memory_bytes // MIB * MICRO // self.valuation.host_mib - compiled.devices_micro

@@ -1,4 +1,4 @@
-"""Request kinds: a need compiled against the traits and prices of a fleet."""
+"""Request kinds: a need compiled against the partition classes and prices of a fleet."""
 
 from fractions import Fraction as Ratio
 
@@ -49,7 +49,7 @@ class CompiledAsk:
 
 
 def _shared_bytes(terms: list[Terms | None]) -> int | Table | None:
-    """Bytes a share needs: one number, or one a trait, or None where only whole partitions are taken."""
+    """Bytes that a share needs: one number, or one per partition class, or None where only whole partitions are taken."""
     wanted = [0 if each is None or each.exclusive else each.memory_bytes for each in terms]
     shared = {count for count in wanted if count}
     if not shared:
@@ -59,7 +59,7 @@ def _shared_bytes(terms: list[Terms | None]) -> int | Table | None:
 
 
 def _compute(terms: list[Terms | None]) -> Table:
-    """Millionths of a partition, one number a trait."""
+    """Millionths of a partition, one number per partition class."""
     return np.array([0 if each is None else each.compute_ppm or 0 for each in terms], dtype=np.int64)
 
 

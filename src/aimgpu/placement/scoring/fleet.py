@@ -1,7 +1,7 @@
 """A snapshot as arrays: every partition of every node is a cell, and charging one touches one node.
 
 Nodes stand by name, devices by id, partitions by index, so that nothing depends on how they were listed; a node's cells are one
-row, `wide` cells a device. Exact integers throughout; `code` is the cell's trait and its free thousandths in one number, which
+row, `wide` cells per device. Exact integers throughout; `code` is the cell's class and its free thousandths in one number, which
 lets a request kind score a cell by one table look-up.
 """
 
@@ -30,7 +30,7 @@ class Charge(NamedTuple):
 
     node: int
     cells: tuple[int, ...]  # columns of the node's row
-    memory_bytes: tuple[int, ...]  # one a cell; the whole cell where exclusive
+    memory_bytes: tuple[int, ...]  # one per cell; the whole cell where exclusive
     compute_ppm: tuple[int, ...] = ()  # of each cell; empty where compute is not limited
     cpu_millis: int = 0
     host_memory_bytes: int = 0
@@ -226,7 +226,7 @@ class Fleet:
 
 
 class _Row:
-    """A node's cells while they are counted; one numpy call a node is less than one a cell."""
+    """A node's cells while they are counted; one numpy call per node costs less than one per cell."""
 
     __slots__ = ("capacity", "class_numbers", "compute", "free")
 

@@ -1,4 +1,4 @@
-"""What partitions have in common that a need can want or not: decided once a trait, not once a partition."""
+"""Partitions that are alike to every need are one class, so that whether a need wants them is decided per class."""
 
 from dataclasses import dataclass
 from fractions import Fraction as Ratio
@@ -24,12 +24,12 @@ class PartitionClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How a need would be met on a partition of some trait, if it has the room."""
+    """How a need would be met on a partition of some class, if it has the room."""
 
     memory_bytes: int
     compute_ppm: int | None  # of the partition
     exclusive: bool
-    fallback: bool  # shared was wanted; only alone can the demanded level be had
+    fallback: bool  # shared was wanted; the demanded level is available only alone
 
 
 def partition_class_of(state: DeviceState, partition: Partition) -> PartitionClass:
@@ -48,7 +48,7 @@ def partition_class_of(state: DeviceState, partition: Partition) -> PartitionCla
 
 
 def terms_for(need: Need, partition_class: PartitionClass) -> Terms | None:
-    """None where no partition of this trait will ever do."""
+    """None where no partition of this class will ever do."""
     if not _identity_wanted(need, partition_class):
         return None
     shared = not need.exclusive and partition_class.shared_level.rank >= need.least_level.rank

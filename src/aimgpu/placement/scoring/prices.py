@@ -61,7 +61,7 @@ def waste_table(counts: Mapping[int, int]) -> npt.NDArray[np.float64]:
     asked = np.zeros(STEPS + 1, dtype=np.int64)
     for size, count in counts.items():
         asked[size] += count
-    larger = total - asked.cumsum()  # Asks that so many free steps are too few for
+    larger = total - asked.cumsum()  # asks that need more than this number of free steps
     waste: npt.NDArray[np.float64] = np.arange(STEPS + 1) * larger / (STEPS * total)
     return waste
 

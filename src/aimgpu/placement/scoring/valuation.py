@@ -43,7 +43,7 @@ class Valuation:
         return Ratio(partition_class.cell_bytes, self._largest)
 
     def worth(self, partition_class: PartitionClass) -> Table:
-        """Score of 0..STEPS free steps on a partition of this trait."""
+        """Score of 0..STEPS free steps on a partition of this class."""
         key = (partition_class.cell_bytes, partition_class.device_bytes)
         table = self._tables.get(key)
         if table is None:
@@ -55,7 +55,7 @@ class Valuation:
         return self._scarce.get(partition_class.product, 0)
 
     def _worth(self, partition_class: PartitionClass) -> Table:
-        """Kept over fleets: the same mix and trait give the same table. Shapes are one object each, kept alive with it."""
+        """Kept over fleets: the same mix and class give the same table. Shapes are one object each, kept alive with it."""
         mix = self._mix.counts
         key = (partition_class, self._largest, self.weights.waste, *[(id(shape), count) for shape, count in mix])
         known = _TABLES.get(key)
@@ -124,7 +124,7 @@ class Valuation:
         return mean + bound * (lean - mean), mean * Ratio(3, 4) + bound * (overall - mean * Ratio(3, 4))
 
     def _host_mib(self, mix: Mix) -> int:
-        """Less than the mean of the mix: what little is asked for can still use a device that is short of host memory."""
+        """Less than the mean of the mix: small asks can still use a device that is short of host memory."""
         if not mix.host_memory_bytes:
             return 0
         ppm = sum(devices_ppm(ask, self._largest) * count for ask, count in mix.counts)

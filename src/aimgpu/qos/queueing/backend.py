@@ -78,7 +78,7 @@ class Pool:
         return max(most, 1)
 
     def note_need(self, rank: int, waiting: int, now: float, decay_seconds: float) -> None:
-        """A request of this rank has come while `waiting` like it wait: so many slots would have been needed at once."""
+        """A request of this rank came while `waiting` like it wait: that number of slots would have been needed at once."""
         need = sum(self.by_rank[rank:]) + waiting + 1
         kept = self.reserved.get(rank)
         if kept is None or need >= kept[0] * math.exp((kept[1] - now) / decay_seconds):

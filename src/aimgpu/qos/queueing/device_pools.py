@@ -53,7 +53,7 @@ class DevicePools:
             pool.ended(rank)
 
     def note_need(self, device_id: str | None, rank: int, waiting: int, now: float) -> None:
-        """A request of this rank has come while so many like it wait."""
+        """A request of this rank came while `waiting` like it wait."""
         if device_id is not None and self._policy.limit_of(device_id) is not None:
             self._pool(device_id).note_need(rank, waiting, now, self._policy.reserve_seconds)
 

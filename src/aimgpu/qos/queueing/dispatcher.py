@@ -66,7 +66,7 @@ class Started(Generic[ServerT]):
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """It waits, behind so many, for about so long (None: not known)."""
+    """It waits: the number before it, and the expected wait (None: not known)."""
 
     position: int
     expected_wait_seconds: float | None
@@ -74,7 +74,7 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It is not queued; worth another try after so long."""
+    """It is not queued; another try is worthwhile after that time."""
 
     kind: RefusalKind
     queued: int
@@ -251,7 +251,7 @@ class Dispatcher(Generic[ServerT]):
         return expired
 
     def extend(self, model: str, seconds: float) -> None:
-        """The model has no server now: those that wait for it without a deadline may wait so long from their arrival."""
+        """The model has no server now: those that wait for it without a deadline may wait that long from their arrival."""
         line = self._lines.get(model)
         if line is not None:
             line.extend(seconds)
@@ -343,7 +343,7 @@ class Dispatcher(Generic[ServerT]):
         return left + behind * self._service_seconds.get((model, priority), 0.0) / max(arrival.slots, 1)
 
     def _rate_for(self, model: str, priority: Priority, now: float) -> float | None:
-        """How fast this class leaves its line, where it has stood long enough to see; else how fast slots should come free.
+        """How fast this class leaves its queue, where it has waited long enough to measure; else how fast slots should come free.
 
         Those are the slots that it and lower classes hold now: what higher ones hold goes to higher ones again. A class that
         holds nothing is credited with a tenth of what it may hold.

@@ -85,7 +85,7 @@ class ClassQueue:
         return [ticket for heap in heaps for order, _, ticket in heap if order <= now and ticket.state is TicketState.WAITING]
 
     def extend(self, seconds: float) -> None:
-        """All without a deadline may wait so long from their arrival, and keep their place."""
+        """All without a deadline may wait that long from their arrival, and keep their place."""
         for priority in BY_RANK:
             for ticket in self.waiting(priority):
                 if not ticket.has_deadline and ticket.due < ticket.arrived + seconds:

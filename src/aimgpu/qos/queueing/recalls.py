@@ -33,11 +33,11 @@ class WasteBudget:
     left_seconds: float = 100.0
 
     def earn(self, seconds: float) -> None:
-        """Work has run to its end for so long."""
+        """Work that took `seconds` ran to its end."""
         self.left_seconds = min(self.left_seconds + self.waste * seconds, self.most_seconds)
 
     def spend(self, seconds: float) -> bool:
-        """False, and nothing is spent, where it is not there."""
+        """False, and nothing is spent, where the budget has not that much."""
         if seconds > self.left_seconds:
             return False
         self.left_seconds -= seconds
@@ -98,7 +98,7 @@ class Recalls:
             self._unanswered[device_id].pop(ticket, None)
 
     def earn(self, model: str, seconds: float) -> None:
-        """Lower work has run to its end for so long."""
+        """Lower work that took `seconds` ran to its end."""
         self._budget(model).earn(seconds)
 
     def is_hurried(self, device_id: str, now: float) -> bool:
@@ -132,7 +132,7 @@ class Recalls:
         return late
 
     def choose(self, running: Iterable[Ticket], wanted: int, now: float) -> list[Ticket]:
-        """At most so many to recall, of the lowest class those that started last: they lose least."""
+        """At most `wanted` to recall, of the lowest class those that started last: they lose least."""
         may = [ticket for ticket in running if self._may_recall(ticket, now)]
         may.sort(key=lambda ticket: (ticket.priority.rank, -(ticket.started or 0.0)))
         chosen = []

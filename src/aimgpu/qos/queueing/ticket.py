@@ -36,7 +36,7 @@ class Ticket:
     order: float | None = None  # None: as `due`
 
     def promise_to_keep(self, seconds: float) -> float | None:
-        """The tightest promise that is not broken yet where its first byte takes so long; None: there is none."""
+        """The tightest promise that still holds if its first byte takes that long; None: there is none."""
         promised = self.promised_seconds
         if promised is None or seconds <= promised:
             return promised

@@ -1,7 +1,7 @@
 """Promises and pressure, in one place: how much neighbours of a model may use, and how hard low work is held back per GPU.
 
 Two means keep a promise: the launch gate, by the pace of tokens (four times a second), and pressure on low work, by the rate
-at which error budgets burn (once a second). A model whose promise the gate keeps presses on nobody: else both would take from
+at which error budgets burn (once a second). A model whose promise the gate keeps presses on no other: else both would take from
 low work what the promise leaves free. Measurements are passed in.
 """
 

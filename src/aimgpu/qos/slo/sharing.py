@@ -24,9 +24,9 @@ _MISSES = 0.5  # of those that a promise allows: that many are aimed at
 _BREACH_TICKS = 3  # with a mean beyond the promise, until the share is cut; a single burst of the neighbour is shorter
 _FAR_BREACH = 1.3  # of the promise, by its mean: cut at once
 _RATE = 0.09  # of the way to the share that would use the promise up, per tick
-_FAST_RATE = 0.3  # of the way back, by so much that more than a little beyond the promise is used
+_FAST_RATE = 0.3  # of the way back, when clearly more than the promise is used
 _LITTLE = 0.02
-_RAMP_RATE = 0.15  # of the way up, by so much that more than some room is left
+_RAMP_RATE = 0.15  # of the way up, when clear room is left
 _ROOM = 0.03
 _LARGEST_STEP = 0.05
 _FIRST_TICKS = 2  # until the model's own times are known: the share stays 0
@@ -111,7 +111,7 @@ class PromiseController:
         """One tick. `samples`: seconds by measure ("tpot", "ttft", "latency"); without any the share stays as it is."""
         fresh = False
         for target in self.targets:
-            # A time of 0 is no measurement: events that were read together, or a clock that stood still.
+            # A time of 0 is not a measurement: events that were read together, or a clock that stood still.
             values = [value for value in samples.get(target.measure, ()) if value > 0] if target.seconds else []
             for value in values:
                 late = max(target.allowed, 0.001) * _MISSES

@@ -75,7 +75,7 @@ def default_sequences(memory_bytes: int | None, gpu: str | None) -> int:
 
 
 def sequences_in(kv_tokens: int, most: int) -> int:
-    """Requests at once that a KV cache of so many tokens serves, counted with short requests; at most `most`."""
+    """Requests at once that a KV cache of `kv_tokens` serves, counted with short requests; at most `most`."""
     return max(1, min(most, kv_tokens // _TOKENS_PER_SEQUENCE))
 
 

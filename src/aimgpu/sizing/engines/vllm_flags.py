@@ -18,7 +18,7 @@ _GRAPH_SIZES_SINCE = "0.9.0"
 
 
 def vllm_flags(request: SizingRequest, terms: tuple[Term, ...]) -> Mapping[str, str]:
-    """It still wants so much free memory at its start as the utilization says, so on a known device that is the plan's part."""
+    """It still wants the part of the memory that the utilization names to be free at its start: on a known device, the part of the plan."""
     cache = next(term for term in terms if term.name == "kv_cache")
     total_bytes = sum(term.memory_bytes for term in terms)
     flags = {

@@ -12,7 +12,13 @@ LARGEST_CONFIG = 1 << 20
 _MOST_LAYERS = 4096
 _LARGEST_NUMBER = 1 << 31
 _ENCODER_TYPES = ("bert", "roberta", "xlm-roberta", "nomic_bert", "modernbert", "mpnet", "distilbert", "electra", "deberta-v2")
-_WINDOW_EVERY = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "gpt_oss": 2, "cohere2": 4}  # one layer in so many sees everything
+_WINDOW_EVERY = {
+    "gemma2": 2,
+    "gemma3_text": 6,
+    "gemma3": 6,
+    "gpt_oss": 2,
+    "cohere2": 4,
+}  # one layer in this number sees everything
 _SLIDING = ("sliding_attention", "chunked_attention")
 _QUANT_METHODS = {"awq": "awq", "fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}

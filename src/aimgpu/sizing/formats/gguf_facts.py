@@ -13,7 +13,13 @@ _ENCODERS = frozenset({"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "
 RANK_POOLING = 4  # llama.cpp's LLAMA_POOLING_TYPE_RANK
 _LARGEST_NUMBER = 1 << 31
 _LARGEST_HEADERS = 256 << 20  # of all files together
-_WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4, "olmo2": 4}  # one layer in so many looks back in full
+_WINDOW_EVERY = {
+    "gemma2": 2,
+    "gemma3": 6,
+    "gpt-oss": 2,
+    "cohere2": 4,
+    "olmo2": 4,
+}  # one layer in this number looks back in full
 
 
 def read_gguf(stream: BinaryIO, file_bytes: int) -> ModelFacts:

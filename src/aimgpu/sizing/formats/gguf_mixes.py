@@ -13,9 +13,9 @@ from aimgpu.sizing.shape import embedding_parameters, expert_parameters
 
 _F32 = 4
 _BLOCK = 256
-_SHARED_VALUES = 4  # so many query heads to a value head, or more: the values get a better type
+_SHARED_VALUES = 4  # query heads per value head from which the values get a better type
 _EIGHT_EXPERTS = 8  # Mixtral has rules of its own
-# What is stored where a row is no multiple of 256 weights.
+# The type where a row is not a multiple of 256 weights.
 _NARROW = (
     {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "iq3_s": "iq4_nl", "iq4_xs": "iq4_nl"}
     | {

@@ -1,7 +1,7 @@
 """Models of which some layers keep a constant state instead of keys and values: which layers, and how large a state.
 
 Checked against vLLM 0.33.0: `vllm/model_executor/layers/mamba/mamba_utils.py` (MambaStateShapeCalculator) has the shapes,
-`get_mamba_state_shape_from_config` of each model the names of its numbers, `vllm/config/model.py` how layers are told apart.
+`get_mamba_state_shape_from_config` of each model the names of its numbers, `vllm/config/model.py` how layers are distinguished.
 """
 
 from collections.abc import Mapping

@@ -81,7 +81,7 @@ class Footprint:
 
     @property
     def least_bytes(self) -> int:
-        """Without its KV cache: no shorter context, and no fewer requests at once, can need less."""
+        """Bytes without the KV cache: the least that any context and concurrency need."""
         return sum(term.memory_bytes for term in self.terms if term.name != "kv_cache")
 
     @property

@@ -122,7 +122,7 @@ def _count_conflict(kinds: Sequence[str], profiles: Mapping[str, SliceProfile]) 
 def _fill(
     placed: tuple[Placed, ...], free: Sequence[str], profiles: Mapping[str, SliceProfile], there: Collection[Placed]
 ) -> tuple[Placed, ...] | None:
-    """Each at the first start that leaves a place for the others."""
+    """Place each profile at the first start that leaves room for the others."""
     if not free:
         return placed
     options = [Placed(kind=free[0], start=start) for start in profiles[free[0]].starts]

@@ -35,7 +35,7 @@ class Partitioner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What lets a workload see its partition and no other."""
+    """Environment and device nodes with which a workload sees its partition and no other."""
 
     environment: Mapping[str, str]
     device_nodes: tuple[str, ...] = field(default=())

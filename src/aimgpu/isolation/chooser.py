@@ -48,7 +48,7 @@ class MechanismChooser:
         )
 
     def enforce(self, grant: Grant, device: Device, partition: Partition, *, grouped: bool = True) -> Enforcement:
-        """The strongest there is; `grant.level` is the least that was promised."""
+        """By the strongest mechanism available; `grant.level` is the least that was promised."""
         mechanism = self._strongest(device, partition, exclusive=grant.exclusive, grouped=grouped)
         enforcement = NOTHING
         if mechanism is not None:

@@ -108,7 +108,7 @@ def has_other_schema(path: Path) -> bool:
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """Before anything is written to it: it is whole, and has the tables that it says it has."""
+    """Check, before anything is written, that the file is whole and has the tables of its schema."""
     verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if verdict != "ok":
         raise LedgerCorrupt(f"{path} is corrupt: {verdict}")

@@ -172,7 +172,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing else is written meanwhile: what is read within is still so when it is replaced."""
+        """Holds the write lock, so that what is read inside is still true when it is replaced."""
         with self._lock:
             yield
 
@@ -194,7 +194,7 @@ class Ledger:
             self._update(instance)
 
     def note(self, instance: Instance) -> None:
-        """As `update`, in memory only: progress that is worth nothing after a crash."""
+        """As `update`, but in memory only: for progress that has no value after a crash."""
         with self._lock:
             row = self._state.instances.get(instance.id)
             if row is None:

@@ -89,7 +89,7 @@ class Transaction:
 
 
 def check_room(grant: Grant, capacity: Mapping[str, int], taken: int) -> None:
-    """That this grant fits beside all others; `taken` by them."""
+    """Check that this grant fits beside all others; `taken`: their bytes."""
     size = capacity.get(grant.partition_id)
     if size is None:
         raise Conflict(f"there is no partition {grant.partition_id}", hint="The layout changed meanwhile; ask again.")

@@ -68,7 +68,7 @@ class RequestTraces:
             self.dropped += 1
 
     def close(self) -> None:
-        """Send what is left; harmless to repeat."""
+        """Send the remaining spans; safe to call twice."""
         if self._thread.is_alive():
             self._waiting.put(None)
             self._thread.join()

@@ -13,7 +13,7 @@ _KEPT = 8  # sessions of the last snapshot; one serves every ask of one shape
 
 
 class _Same:
-    """A snapshot that equals itself alone: the very object is known again without looking into it."""
+    """Compares a snapshot by identity, so that a known one is found without reading it."""
 
     __slots__ = ("snapshot",)
 
@@ -72,7 +72,7 @@ def decide_all(
 
 
 def session_for(snapshot: Snapshot, ask: Ask, *, mix: Mix | None, reserved: Mapping[str, int] | None) -> PlacementSession:
-    """An engine to ask and never to charge; kept while the same snapshot is asked about again and again."""
+    """A session for questions only, never charged; kept while the snapshot stays the same."""
     return _known(_Same(snapshot)).session(ask, mix, reserved)
 
 

@@ -87,7 +87,7 @@ def stale_grants(state: DeviceState) -> tuple[str, ...]:
 
 
 def _host_short(need: Need, node: NodeState) -> Misfit | None:
-    """Why the node's CPU or host memory rules its devices out, if so."""
+    """The reason, if the node has too little CPU or host memory."""
     ask = need.ask
     if node.cpu_millis is not None and ask.cpu_millis > node.cpu_millis - node.used_cpu_millis:
         left = node.cpu_millis - node.used_cpu_millis

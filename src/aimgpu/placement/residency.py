@@ -391,7 +391,7 @@ Option = tuple[float, ModelUse, Residence, float, int]
 
 
 def _cheapest(options: Sequence[Option], short: int) -> list[Option] | None:
-    """By cost per byte until it is enough, without what proved needless; or a single one, where that is cheaper."""
+    """The cheapest per byte until it is enough, without those that proved unnecessary; or one alone, where that is cheaper."""
     chosen: list[Option] = []
     freed = 0
     for option in options:

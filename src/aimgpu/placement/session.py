@@ -22,8 +22,8 @@ from aimgpu.units import format_bytes
 class PlacementSession:
     """Decides on its own copy of the world; `place` also charges it, so that the next ask sees it.
 
-    `mix` defaults to what runs in the snapshot. `reserved` holds nodes for asks of at least that number of whole devices, by name.
-    With `planned`, these instances of the snapshot and whatever this engine places do not run yet, and no suggestion is to stop
+    `mix` defaults to what runs in the snapshot. `reserved` holds nodes for asks of at least that many whole devices.
+    With `planned`, these instances and what this session places do not run yet, and no suggestion is to stop
     them. A refusal works out its reasons when they are looked at, for the world as it was when it was refused.
     """
 
@@ -106,7 +106,7 @@ class PlacementSession:
         return "the emptiest GPU" if ask.spread is Spread.SPREAD else self._how
 
     def _compiled_for(self, ask: Ask) -> CompiledAsk:
-        """Every wrong ask is found when its kind is first met, except for the host memory, which is not part of a compiled ask."""
+        """A wrong ask is found when it is compiled, except for the host memory, which is not part of a compiled ask."""
         if ask.host_memory_bytes < 0:
             self.need_of(ask)
         return self.chooser.compiled_for(ask, self.need_of, self._avoiders(ask))

@@ -61,5 +61,5 @@ def ask_from_json(value: Mapping[str, Any]) -> Ask:
 
 
 def decision_to_json(decision: Decision) -> dict[str, Any]:
-    """With `placed` to distinguish the two."""
+    """A placement or a refusal; `placed` distinguishes them."""
     return {"placed": isinstance(decision, Placement), **encode(decision)}

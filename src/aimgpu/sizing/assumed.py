@@ -19,7 +19,7 @@ _CONTEXT = 131_072
 
 
 def assumed_architecture(parameters: int) -> Architecture:
-    """The smallest common dense shape that holds this number of parameters, so that cache and activations are not under-estimated."""
+    """The smallest common dense shape that holds this number of parameters, so that cache and activations are large enough."""
     shape = next((shape for shape in _SHAPES if shape[0] >= parameters), _SHAPES[-1])
     _, layers, hidden, heads, kv_heads, head_dim, intermediate = shape
     return Architecture(

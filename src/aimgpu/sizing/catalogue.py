@@ -204,7 +204,7 @@ def _likeness(text: str, name: str) -> float:
 
 
 def check_against(known: Catalogue, rows: Iterable[Row]) -> None:
-    """Refuses a row that makes a known model smaller than it is: as many copy the active parameters of a mixture of experts."""
+    """Refuses a row that makes a known model smaller than it is, such as active parameters of a mixture of experts."""
     for row in rows:
         for name in (row.facts.name, *row.aliases):
             facts = known.find(name)

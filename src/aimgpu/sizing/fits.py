@@ -72,7 +72,7 @@ def find_fits(request: SizingRequest, device: Device, *, granted_bytes: int = 0)
 
 
 def find_divisions(request: SizingRequest, room: int) -> tuple[tuple[int, int], ...]:
-    """So many devices of this room that the engine can divide it over, and the bytes that each then holds."""
+    """(devices, bytes on each) for every number of such devices that the engine can divide the model over."""
     counts = [count for count in _DEVICE_COUNTS if count > request.tensor_parallel and request.can_divide(count)]
     sized = ((count, estimate_need(replace(request, tensor_parallel=count)).total_bytes) for count in counts)
     return tuple((count, each) for count, each in sized if each <= room)

@@ -14,7 +14,7 @@ _TOLERANCE_PERCENT = 90  # families differ in biases, norms, dense first layers 
 
 
 def least_parameters(architecture: Architecture) -> int:
-    """Nine tenths of embeddings and layers; what a family adds beyond is not known here."""
+    """Nine tenths of embeddings and layers; further weights of a family are not known here."""
     return (embedding_parameters(architecture) + layer_parameters(architecture)) * _TOLERANCE_PERCENT // 100
 
 
@@ -31,7 +31,7 @@ def layer_parameters(architecture: Architecture) -> int:
 
 
 def state_parameters(architecture: Architecture) -> int:
-    """Projections of layers with a state, about: into twice the hidden size and its gate, and back."""
+    """Approximate projections of layers with a state: into twice the hidden size and its gate, and back."""
     return architecture.stateful_layers * _STATE_MATRICES * architecture.hidden_size**2
 
 

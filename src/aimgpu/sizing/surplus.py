@@ -94,7 +94,7 @@ def describe_service(footprint: Footprint, granted_bytes: int) -> Service:
 
 
 def describe_started(instance: Instance) -> Service | None:
-    """What an instance was started to serve; None where that is not known."""
+    """Requests and context that an instance was started for; None where that is not known."""
     if instance.sized_bytes is None or instance.context_tokens is None or not instance.grants:
         return None
     granted = min(grant.memory_bytes for grant in instance.grants)
@@ -111,7 +111,7 @@ def describe_started(instance: Instance) -> Service | None:
 
 
 def _largest_service(footprint: Footprint, granted_bytes: int) -> Footprint:
-    """By the last step that fits, all before it fitting too."""
+    """The last step of growth that fits, where all before it fit too."""
     fitting = tuple(takewhile(lambda step: step.total_bytes <= granted_bytes, footprint.larger))
     if not fitting:
         return footprint

@@ -28,7 +28,7 @@ from aimgpu.hardware.amd.sysfs import Sysfs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """A process that just ended may hold its GPU for a moment, and a GPU that changed may need one to show."""
+    """How long to wait for a process that just ended to release its GPU, and for a change to become visible."""
 
     tries: int = 10
     pause_seconds: float = 0.3
@@ -119,7 +119,7 @@ class AmdPartitioner:
         return error
 
     def _settle(self, before: tuple[AmdGpu, ...], compute: str) -> None:
-        """The driver came back with compute modes of its choice: what changed gets the wanted one, the rest its own back."""
+        """After a reload the driver chose the compute modes: set the wanted one where it changes, else the earlier one."""
         for was in before:
             now = self._look_at(was.bdf)
             if now is None:

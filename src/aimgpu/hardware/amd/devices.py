@@ -111,7 +111,7 @@ def _is_offered(gpu: AmdGpu, compute: str, memory: str) -> bool:
 
 
 def _foretold(device_id: str, compute: str, memory: str, chip: modes.Chip | None) -> Layout:
-    """A mode that the rules do not know is offered without foretold partitions: they are known once it is in effect."""
+    """An unknown mode is offered without partitions: they are known once it is in effect."""
     predicted = modes.predict_layout(device_id, compute, memory, chip) if chip else None
     return predicted or Layout(name=_name(compute, memory), compute_mode=compute, memory_mode=memory, partitions=())
 

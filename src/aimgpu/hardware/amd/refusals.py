@@ -10,7 +10,7 @@ from aimgpu.hardware.amd.products import is_virtual_function
 
 
 class Cause(Enum):
-    """Each with its error, what it says and the way out."""
+    """One cause with its error class, message and hint."""
 
     BUSY = (PartitionBusy, "a process holds it", "Stop what runs on this GPU.")
     READ_ONLY = (
@@ -51,7 +51,7 @@ _STATUSES = {
 
 
 def explain_errno(error: OSError, gpu: AmdGpu, mode: str) -> AimGpuError:
-    """What an errno of the mode files means (Linux 7.2, amdgpu)."""
+    """The meaning of an errno of the mode files (Linux 7.2, amdgpu)."""
     cause = _ERRNOS.get(error.errno or 0)
     if error.errno in (errno.EACCES, errno.EPERM) and os.geteuid() != 0:
         cause = Cause.NOT_ROOT

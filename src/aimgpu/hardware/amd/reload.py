@@ -102,7 +102,7 @@ class SmiReloader:
 
 
 class SelfReload:
-    """ROCm 6: the tool reloaded the driver while it set the mode; what is left is to wait."""
+    """ROCm 6: the tool reloads the driver while it sets the mode, so this only waits."""
 
     def __init__(self, sysfs: Sysfs, *, seconds: float = _STEP_SECONDS) -> None:
         self._sysfs = sysfs

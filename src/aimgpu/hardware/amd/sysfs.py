@@ -112,7 +112,7 @@ def _read_and_close(descriptor: int | None) -> bytes:
 
 
 def parse_int(text: str | None) -> int | None:
-    """A count, decimal or 0x...; None where there is none, or where it is negative and so an error in disguise."""
+    """A count, decimal or 0x...; None where there is none, or where it is negative (an error code)."""
     try:
         value = int(text, 0) if text else -1
     except ValueError:

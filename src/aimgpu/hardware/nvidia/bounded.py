@@ -20,7 +20,7 @@ class BoundedCalls:
         self._stuck: threading.Thread | None = None
 
     def run(self, doing: str, seconds: float, call: Callable[[], _Answer]) -> _Answer:
-        """What the call returns or raises. HardwareUnavailable after `seconds`, and at once while an earlier one hangs."""
+        """Returns or raises as the call does. HardwareUnavailable after `seconds`, and at once while an earlier call hangs."""
         with self._lock:
             if self._stuck is not None and self._stuck.is_alive():
                 raise HardwareUnavailable(

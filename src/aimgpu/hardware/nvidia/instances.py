@@ -123,7 +123,7 @@ def compute_instance_handles(nvml: Nvml, gpu_instance: Any) -> tuple[Any, ...]: 
 
 
 def compute_profiles(nvml: Nvml, gpu_instance: Any) -> Iterator[Any]:  # noqa: ANN401 - a handle of NVML
-    """What compute instances this GPU instance can have, as NVML's structures."""
+    """The compute instances that this GPU instance can have, as NVML's structures."""
     name, engine = "nvmlGpuInstanceGetComputeInstanceProfileInfo", 0
     for number in range(nvml.module.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         info = _newest(nvml, name, gpu_instance, number, engine)
@@ -225,7 +225,7 @@ def _mig_devices(gpu: Gpu) -> dict[int, list[Any]]:
 
 
 def _seen_from_outside(number: int, devices: list[Any], nvml: Nvml) -> MigInstance:
-    """What a user without the right to list instances still sees: the MIG devices themselves."""
+    """The MIG devices, which a user without the right to list instances sees too."""
     kind = profile_kind(nvml.call("nvmlDeviceGetName", devices[0]))
     alone = len(devices) == 1 and "c." not in kind
     return MigInstance(

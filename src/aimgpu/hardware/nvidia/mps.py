@@ -64,7 +64,7 @@ class MpsDaemons:
     def tenant_environment(
         self, uuid: str, *, memory_bytes: int | None = None, compute_ppm: int | None = None, yields: bool = False
     ) -> Mapping[str, str]:
-        """The environment that a tenant must be started with; None means no limit. Raises HardwareUnavailable unless the daemon answers now."""
+        """Environment to start a tenant with; None: no limit. Raises HardwareUnavailable unless the daemon answers now."""
         home = self._home(uuid)
         if home.daemon() is None or self._ask(home, "get_server_list") is None:
             raise HardwareUnavailable(
@@ -182,7 +182,7 @@ class MpsDaemons:
         return False
 
     def _ask(self, home: "_Home", command: str) -> str | None:
-        """What the daemon answers; None when it does not."""
+        """The daemon's answer; None when it does not answer."""
         try:
             done = subprocess.run(  # noqa: S603 - the program is set by the administrator
                 [self._program],
@@ -198,7 +198,7 @@ class MpsDaemons:
         return None if done.returncode else done.stdout
 
     def _sweep(self, home: "_Home") -> None:
-        """No process of this daemon is left, and no socket of it either."""
+        """Ends what is left of this daemon: processes and sockets."""
         grace = self._wait_seconds / 4
         stuck = [process.pid for process in find_mps_processes(home.pipe) if not end(process, grace_seconds=grace)]
         if stuck:

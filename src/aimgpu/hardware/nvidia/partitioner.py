@@ -35,7 +35,7 @@ class MigChange:
         self.expected = wanted  # the name that it should have then
 
     def apply(self) -> None:
-        """Make it so, or leave it as it was and raise."""
+        """Apply the layout, or restore the earlier one and raise."""
         try:
             self._change()
         except (NvmlFailure, AimGpuError) as error:

@@ -26,7 +26,7 @@ _MOST_TRIED = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spot:
-    """Where a weaker wish would be met; the first of its devices."""
+    """The place where a weaker ask would fit: the first of its devices."""
 
     node: str
     device: Device

@@ -182,7 +182,7 @@ def _to_stop(need: Need, node: NodeState) -> Iterator[list[str]]:
 
 
 def _changes(need: Need, node: NodeState, state: DeviceState, others: _Others) -> Iterator[_Change]:
-    """Everything that alone would make this device do."""
+    """Every single change that would make the ask fit on this device."""
     yield from _less_memory(need, node, state)
     for layout in state.device.layouts:
         if layout.name != state.device.layout.name:

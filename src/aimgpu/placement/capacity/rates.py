@@ -112,7 +112,7 @@ def _prices(shapes: npt.NDArray[np.int64], covers: Sequence[npt.NDArray[np.int64
 def _combine(
     covers: Sequence[npt.NDArray[np.int64]], prices: Array, count: int, packer: "_Packer", width: int
 ) -> list[Vector] | None:
-    """One cover a service such that all pack into `count` devices; None where none was found among those kept."""
+    """One cover per service such that all fit into `count` devices; None where none was found among those kept."""
     costs = [found @ prices for found in covers]
     slack = count - sum(float(cost.min()) for cost in costs) + _EPSILON
     options = [_within(found, cost - cost.min(), slack) for found, cost in zip(covers, costs, strict=True)]

@@ -19,7 +19,7 @@ ONE = Ratio(4, 5)  # Asks for one whole device, against shares
 
 @dataclass(slots=True)
 class _Class:
-    """Asks for the same number of whole devices: the devices that they want in all, and their CPU with how often it is asked for."""
+    """Asks for the same number of whole devices: all devices that they want, and how often each CPU is asked for."""
 
     wanted: int = 0
     cpu: dict[int, int] = field(default_factory=dict)

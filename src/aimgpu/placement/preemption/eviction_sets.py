@@ -80,7 +80,7 @@ def _first_three(found: tuple[int, str, str, NodeState, DeviceState]) -> tuple[i
 
 
 def _may_do(need: Need, state: DeviceState) -> bool:
-    """Whether it is a device that could do at all, were it empty."""
+    """Whether the ask would fit on the device if it were empty."""
     barred = device_bar(need, replace(state, grants=()))
     return (barred is None or barred.code is ReasonCode.WITH) and not stale_grants(state)
 

@@ -87,7 +87,7 @@ class Chooser:
     def _keep_host_memory(self, compiled: CompiledAsk, score: Table, best: int, host_memory_bytes: int) -> int | None:
         """The best node once devices that would lose the host memory to go with them are counted.
 
-        Host memory is not part of a compiled ask, and so of no score that is kept. Scores can only fall by it: where the best loses
+        Host memory is not part of a compiled ask, and so of no score that is kept. Scores only fall by it: where the best loses
         nothing it stays the best, and else only nodes that stand above what is left of its score can come before it.
         """
         shift = host_memory_bytes // MIB * MICRO // self.valuation.host_mib - compiled.devices_micro

@@ -1,7 +1,7 @@
 """A snapshot as arrays: every partition of every node is a cell, and charging one touches one node.
 
-Nodes stand by name, devices by id, partitions by index, so that nothing depends on how they were listed; a node's cells are one
-row, `wide` cells per device. Exact integers throughout; `code` is the cell's class and its free thousandths in one number, which
+Nodes stand by name, devices by id, partitions by index, so nothing depends on the order of listing; a node's cells are one
+row, `wide` cells per device. Exact integers throughout; `code` is the cell's class and free thousandths in one number, which
 lets a request kind score a cell by one table look-up.
 """
 

@@ -39,7 +39,7 @@ class Mix:
         return cls(counts=tuple(sorted(counted, key=_order)), host_memory_bytes=host)
 
     def with_asks(self, asks: Iterable[Ask]) -> "Mix":
-        """Learned from what was asked as well."""
+        """The mix with these asks counted too."""
         counts, more = list(self.counts), tuple(asks)
         for item in _counted(more):
             order = _order(item)
@@ -132,7 +132,7 @@ def _sized(ask: Ask, granted_bytes: int | None) -> Ask | None:
 
 
 def devices_ppm(ask: Ask, device_bytes: int) -> int:
-    """How much of devices of this size an ask takes, in millionths of one."""
+    """The part of devices of this size that an ask takes, in millionths of one device."""
     want = ask.want
     if isinstance(want, Whole):
         return max(want.count, ask.devices) * PPM

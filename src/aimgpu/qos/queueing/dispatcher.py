@@ -162,7 +162,7 @@ class Dispatcher(Generic[ServerT]):
         self.recalls.answered(ticket, server.device_id, now)
 
     def choose_recalls(self, now: float) -> list[Started[ServerT]]:
-        """What must leave its engine now so that high requests that wait keep their promise: pass each to `take_back`.
+        """Requests to recall now so that waiting high requests keep their promise: pass each to `take_back`.
 
         Where only the device's limit is in the way, work of any model on it makes way.
         """
@@ -343,7 +343,7 @@ class Dispatcher(Generic[ServerT]):
         return left + behind * self._service_seconds.get((model, priority), 0.0) / max(arrival.slots, 1)
 
     def _rate_for(self, model: str, priority: Priority, now: float) -> float | None:
-        """How fast this class leaves its queue, where it has waited long enough to measure; else how fast slots should come free.
+        """How fast this class leaves its queue, where that was measured; else how fast slots should come free.
 
         Those are the slots that it and lower classes hold now: what higher ones hold goes to higher ones again. A class that
         holds nothing is credited with a tenth of what it may hold.

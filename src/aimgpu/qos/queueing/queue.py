@@ -27,7 +27,7 @@ class ClassQueue:
         return sum(self._counts.values())
 
     def depth(self, priority: Priority) -> int:
-        """How many of a class wait."""
+        """Number of waiting requests of a class."""
         return self._counts[priority]
 
     def add(self, ticket: Ticket) -> None:
@@ -80,7 +80,7 @@ class ClassQueue:
         return expired
 
     def late(self, now: float) -> list[Ticket]:
-        """Those whose place in the line is past, whether or not they may wait on."""
+        """Requests whose time in the queue is over, whether or not they may wait on."""
         heaps = self._heaps.values()
         return [ticket for heap in heaps for order, _, ticket in heap if order <= now and ticket.state is TicketState.WAITING]
 

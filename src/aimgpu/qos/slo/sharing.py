@@ -171,7 +171,7 @@ class PromiseController:
                 self.share = 1.0
 
     def _can_open(self, used: float) -> bool:
-        """By what the share costs so far, drawn out to the whole device."""
+        """Whether the cost of the share so far, extrapolated to the whole device, keeps the promise."""
         alone = self._alone.get(self.nearest or "")
         if alone is None or self.share < _OPEN_FROM or not self._gate.may_open:
             return False

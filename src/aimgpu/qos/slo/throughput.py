@@ -55,7 +55,7 @@ class ThroughputMeter:
         return flow
 
     def count(self, flow: Flow, tokens: int, since: float, now: float) -> None:
-        """So many tokens were made of it by now, the first of them at `since`."""
+        """Tokens that were made by now, the first of them at `since`."""
         new, start = tokens - flow.counted, max(since, flow.counted_until)
         if new > 0:
             self._spread(new, start, now)

@@ -78,7 +78,7 @@ def _attention_bytes(request: SizingRequest, architecture: Architecture, masks: 
 
 
 def _experts_bytes(request: SizingRequest, architecture: Architecture) -> int:
-    """All experts of all tokens in one go: a row for each pair of token and expert."""
+    """All experts of all tokens at once: a row for each pair of token and expert."""
     if not _runs_experts_together(request, architecture):
         return 0
     rows = prompt_tokens(request) * architecture.experts_used

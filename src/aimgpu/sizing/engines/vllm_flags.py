@@ -18,7 +18,7 @@ _GRAPH_SIZES_SINCE = "0.9.0"
 
 
 def vllm_flags(request: SizingRequest, terms: tuple[Term, ...]) -> Mapping[str, str]:
-    """It still wants the part of the memory that the utilization names to be free at its start: on a known device, the part of the plan."""
+    """It still wants the part of the memory that the utilization names to be free: on a known device, the plan's part."""
     cache = next(term for term in terms if term.name == "kv_cache")
     total_bytes = sum(term.memory_bytes for term in terms)
     flags = {
@@ -51,7 +51,7 @@ def _cache_flag(request: SizingRequest, cache: Term) -> dict[str, str]:
 
 
 def _graph_flag(request: SizingRequest) -> dict[str, str]:
-    """The sizes that were charged, all of them named."""
+    """Names every graph size that was charged."""
     if not request.graphs:
         return {"--enforce-eager": ""}
     sizes = graph_sizes(request.requests_at_once)

@@ -18,7 +18,7 @@ _WINDOW_EVERY = {
     "gemma3": 6,
     "gpt_oss": 2,
     "cohere2": 4,
-}  # one layer in this number sees everything
+}  # one layer in these sees all
 _SLIDING = ("sliding_attention", "chunked_attention")
 _QUANT_METHODS = {"awq": "awq", "fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}

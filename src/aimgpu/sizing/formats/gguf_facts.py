@@ -19,7 +19,7 @@ _WINDOW_EVERY = {
     "gpt-oss": 2,
     "cohere2": 4,
     "olmo2": 4,
-}  # one layer in this number looks back in full
+}  # one layer in these looks back in full
 
 
 def read_gguf(stream: BinaryIO, file_bytes: int) -> ModelFacts:

@@ -46,7 +46,7 @@ def _first_four(layers: int) -> Fraction:
 
 
 def _more_bits(layers: int) -> Fraction:
-    """The first and the last eighth, and every third between."""
+    """Layers with more bits: the first and the last eighth, and every third between."""
     eighth, last = layers // 8, 7 * layers // 8
     return Fraction(eighth + layers - last + max(last - eighth, 0) // 3, layers)
 

@@ -35,7 +35,7 @@ class Engine:
         self.asks = [ask_of(kind, number) for number, kind in enumerate(trace.kinds)]
         fleet = Fleet(snapshot_of(cluster))
         self.chooser = Chooser(fleet, Valuation(fleet, mix_of(trace, self.asks), self.weights), reserved=reserved)
-        self.kinds = [self.chooser.kind_of(ask) for ask in self.asks]
+        self.kinds = [self.chooser.compiled_for(ask) for ask in self.asks]
 
     def place(self, number: int, memory_mib: int) -> tuple[int, list[int]] | None:
         charge = self.decide(number, memory_mib)

@@ -171,7 +171,7 @@ def _hosts_only(snapshot: Snapshot, mix: Mix) -> Callable[[Ask], bool]:
     chooser = Chooser(fleet, Valuation(fleet, mix, FILLING_UP))
 
     def place(ask: Ask) -> bool:
-        kind = chooser.kind_of(ask)
+        kind = chooser.compiled_for(ask)
         node = chooser.choose(kind, ask.host_memory_bytes)
         if node is not None:
             chooser.take(chooser.charge_for(kind, node, ask))

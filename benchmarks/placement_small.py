@@ -51,7 +51,7 @@ def small_figures(figures: dict[str, float]) -> None:
     for number in range(ROUNDS):
         ask = found[number % len(found)]
         kept.append(_seconds(partial(engine.decide, ask)))
-        kind = engine.chooser.kind_of(ask)
+        kind = engine.chooser.compiled_for(ask)
         charge = engine.chooser.charge_for(kind, engine.chooser.choose(kind) or 0, ask)
         engine.chooser.take(charge)  # so that the next decision finds a changed world
         engine.chooser.release(charge)

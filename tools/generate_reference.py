@@ -128,7 +128,7 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         "`GET /metrics` on the daemon's port, in Prometheus's text format; once there is an API key, with one as the bearer",
-        'token. `gpu` and `partition` are stable ids. Simulated Devices carry `simulated="true"`.',
+        'token. `gpu` and `partition` are stable ids. Simulated GPUs carry `simulated="true"`.',
         "`aim_operator_*` are those of the operator on Kubernetes, at its port 9403.",
         "",
         "| metric | kind | labels | meaning |",

@@ -153,10 +153,10 @@ def test_a_users_row_overrides_the_package() -> None:
         ("id,parameters,mem_int4_gb\na/b,123B,60\n", "under its raw weights"),
         ("id,parameters,mem_fp16_gb\na/b,8B,nan\n", "under its raw weights"),
         ("id,parameters\n,8B\n", "has no id"),
-        ("id,parameters\na/b,\n", "no parameter count"),
-        ("id,parameters\na/b,-8B\n", "no parameter count"),
+        ("id,parameters\na/b,\n", "not a parameter count"),
+        ("id,parameters\na/b,-8B\n", "not a parameter count"),
         ("id,parameters,layers\na/b,8B,32\n", "lacks hidden_size"),
-        ("id,parameters,precision\na/b,8B,fp17\n", "no precision"),
+        ("id,parameters,precision\na/b,8B,fp17\n", "not a precision"),
         ("id,size\na/b,8B\n", "lacks the column parameters"),
     ],
 )

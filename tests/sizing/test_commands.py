@@ -241,7 +241,7 @@ def test_listed_memory_is_kept_and_used(capsys: pytest.CaptureFixture[str], tmp_
 
 
 @pytest.mark.parametrize(
-    ("memory", "why"), [("9", "under its raw weights"), ("lots", "no number"), ("1e30", "more than 1000000")]
+    ("memory", "why"), [("9", "under its raw weights"), ("lots", "not a number"), ("1e30", "more than 1000000")]
 )
 def test_listed_memory_that_cannot_be_used_is_refused(capsys: pytest.CaptureFixture[str], memory: str, why: str) -> None:
     assert run_command(["catalogue", "add", "acme/seven", "--parameters", "7B", "--set", f"memory_gb={memory}"]) == 2

@@ -35,7 +35,7 @@ _MEANINGS = {
     ReasonCode.CPU: "Its node has too little CPU free.",
     ReasonCode.HOST_MEMORY: "Its node has too little host memory free.",
     ReasonCode.LAYOUT: "Its layout has no such partition, or is not whole; or grants stand on partitions that it lost.",
-    ReasonCode.ISOLATION: "The level of isolation that is demanded cannot be had there.",
+    ReasonCode.ISOLATION: "The level of isolation that is demanded is not available there.",
     ReasonCode.PRODUCT: "It is a GPU model that is not wanted.",
     ReasonCode.VENDOR: "It is of a vendor that is not wanted.",
     ReasonCode.WITH: "A deployment that must be on the same GPU is not.",

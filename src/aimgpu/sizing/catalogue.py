@@ -320,7 +320,7 @@ def _check_cells(cells: Mapping[str, str]) -> None:
             _refuse(f"{column} is longer than {_LONGEST_CELL} characters or more than one line of text")
     for name in (cells.get("id", ""), *cells.get("aliases", "").split()):
         if name and (len(name) > _LONGEST_NAME or name.lower().endswith(".gguf") or not _NAME.fullmatch(name)):
-            raise InvalidInput(f"{name[:_LONGEST_NAME]!r} is no name of a model", hint="Write organisation/model or model:tag.")
+            raise InvalidInput(f"{name[:_LONGEST_NAME]!r} is not a model name", hint="Write organisation/model or model:tag.")
 
 
 def _architecture(cells: Mapping[str, str]) -> Architecture | None:
@@ -361,7 +361,7 @@ def _memory_bytes(facts: ModelFacts, precision: str, listed: str) -> int:
     try:
         memory = Decimal(listed)
     except InvalidOperation:
-        _refuse(f"its memory {listed[:20]!r} is no number of GB")
+        _refuse(f"its memory {listed[:20]!r} is not a number of GB")
     raw = weight_bytes(facts, precision)
     if memory.is_finite() and memory > _MOST_GB:  # first: a number with a large exponent cannot be multiplied
         _refuse(f"its {precision} memory of {listed[:20]} GB is more than {_MOST_GB} GB")

@@ -39,7 +39,7 @@ class Measurement:
             if not 0 <= value <= _LARGEST_BYTES:
                 raise InvalidInput(f"{value} bytes cannot have been measured", hint="Measurements are bytes on one device.")
         if not 0 <= self.at <= _LAST_SECOND:
-            raise InvalidInput(f"{self.at} is no time of a measurement", hint="Times are seconds since 1970.")
+            raise InvalidInput(f"{self.at} is not the time of a measurement", hint="Times are seconds since 1970.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def from_json(rows: object) -> tuple[Measurement, ...]:
 
 def _measurement(row: object) -> Measurement:
     if not isinstance(row, Mapping):
-        raise InvalidInput("a measurement is no table", hint="Remove it; estimates go on without it.")
+        raise InvalidInput("a measurement is not a table", hint="Remove it; estimates go on without it.")
     version = row.get("engine_version")
     try:
         return Measurement(

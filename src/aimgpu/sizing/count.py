@@ -20,5 +20,5 @@ def parse_parameter_count(text: str) -> int:
         match = _COUNT.fullmatch(text) if len(text) <= _LONGEST else None
         count = int(Decimal(match[1]) * _UNITS[match[2].lower()]) if match else 0
     if count <= 0:
-        raise InvalidQuantity(f"{text[:40]!r} is no parameter count", hint="Write 7B, 1.5B or 135M.")
+        raise InvalidQuantity(f"{text[:40]!r} is not a parameter count", hint="Write 7B, 1.5B or 135M.")
     return count

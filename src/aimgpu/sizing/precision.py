@@ -93,7 +93,7 @@ def find_precision(name: str) -> Precision:
     known = ", ".join([*PRECISIONS, *GGUF_MIXES, *sorted(set(GGUF_TYPES) - set(PRECISIONS) - set(GGUF_MIXES))])
     near = [one for one in GGUF_MIXES if one.startswith(f"{wanted}_k_m")] or get_close_matches(wanted, known.split(", "), n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
-    raise InvalidInput(f"{name!r} is no precision", hint=f"{meant}Known: {known}.")
+    raise InvalidInput(f"{name!r} is not a precision", hint=f"{meant}Known: {known}.")
 
 
 def find_kv_type(name: str, engine: str) -> str:

@@ -46,7 +46,7 @@ class SizingRequest:
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
-            raise InvalidInput(f"{self.engine!r} is no engine that can be sized", hint=f"Known: {', '.join(ENGINES)}.")
+            raise InvalidInput(f"{self.engine!r} is not an engine that can be sized", hint=f"Known: {', '.join(ENGINES)}.")
         _check("context", self.context_tokens, _MOST_CONTEXT)
         _check("concurrency", self.concurrency, _MOST_CONCURRENCY)
         _check("sequences", self.sequences, _MOST_CONCURRENCY)

@@ -47,7 +47,7 @@ def _read(text: str) -> tuple["_Config", object]:
     except (ValueError, RecursionError) as error:
         raise InvalidModelFile("config.json is no JSON", hint="Download it again.") from error
     if not isinstance(whole, dict):
-        raise InvalidModelFile("config.json is no table", hint="Download it again.")
+        raise InvalidModelFile("config.json is not a JSON object", hint="Download it again.")
     nested: dict[str, Any] = next(
         (whole[key] for key in ("text_config", "llm_config", "language_config") if isinstance(whole.get(key), dict)), {}
     )

@@ -64,7 +64,7 @@ def read_safetensors(stream: BinaryIO, file_bytes: int) -> tuple[SafeTensor, ...
             "not a usable safetensors file: its header is no JSON", hint="Download the file again."
         ) from error
     if not isinstance(table, dict):
-        _refuse("its header is no table")
+        _refuse("its header is not a JSON object")
     table.pop("__metadata__", None)
     room = file_bytes - 8 - length
     tensors = tuple([_tensor(name, entry, room) for name, entry in table.items()])
@@ -78,7 +78,7 @@ def read_safetensors(stream: BinaryIO, file_bytes: int) -> tuple[SafeTensor, ...
 
 def _tensor(name: str, entry: object, room: int) -> SafeTensor:
     if not isinstance(entry, dict):
-        _refuse(f"tensor {name[:80]!r} is no table")
+        _refuse(f"tensor {name[:80]!r} is not a JSON object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         _refuse(f"tensor {name[:80]!r} has the unknown type {str(dtype)[:20]!r}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from aimgpu.domain import Device, Grant, Level, Partition
 from aimgpu.errors import NotAllowed
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
-from aimgpu.isolation.protocols import Enforcement, Grouping, Mechanism, Offer, PeakCounter, Resizer, SpaceLimit, UsageMeter
+from aimgpu.isolation.protocols import Enforcement, Grouping, Mechanism, Offer, PeakMeter, Resizer, SpaceLimit, UsageMeter
 
 NOTHING = Enforcement(level=Level.NONE, mechanism="none")
 
@@ -77,7 +77,7 @@ class MechanismChooser:
 
     def read_peak_bytes(self, grant: Grant) -> int | None:
         """The most that they used at once since it was granted; None where it is not known."""
-        counted = [one.read_peak_bytes(grant) for one in self._holding(grant) if isinstance(one, PeakCounter)]
+        counted = [one.read_peak_bytes(grant) for one in self._holding(grant) if isinstance(one, PeakMeter)]
         return max((peak for peak in counted if peak is not None), default=None)
 
     def _holding(self, grant: Grant) -> list[Mechanism]:

@@ -56,7 +56,7 @@ class UsageMeter(Protocol):
 
 
 @runtime_checkable
-class PeakCounter(Protocol):
+class PeakMeter(Protocol):
     """An Isolator or Mechanism that knows the most of a Grant that was in use at once."""
 
     def read_peak_bytes(self, grant: Grant) -> int | None:

@@ -13,7 +13,7 @@ from aimgpu.domain import Deployment, Instance, RestartPolicy, RunEnd
 from aimgpu.engines.protocols import EndingEngine
 from aimgpu.files import write_private
 from aimgpu.home import last_run
-from aimgpu.isolation.protocols import PeakCounter
+from aimgpu.isolation.protocols import PeakMeter
 
 
 def is_started_again(deployment: Deployment | None, end: RunEnd) -> bool:
@@ -33,7 +33,7 @@ def note_run(dependencies: Dependencies, instance: Instance) -> RunEnd:
     """While its grants are still held: what they count goes with them."""
     engine, isolator = dependencies.engines.get(instance.engine), dependencies.isolator
     code = engine.exit_code(dependencies.runs / instance.id) if isinstance(engine, EndingEngine) else None
-    peaks = [isolator.read_peak_bytes(one) if isinstance(isolator, PeakCounter) else None for one in instance.grants]
+    peaks = [isolator.read_peak_bytes(one) if isinstance(isolator, PeakMeter) else None for one in instance.grants]
     end = RunEnd(
         exit_code=code,
         granted_bytes=min((grant.memory_bytes for grant in instance.grants), default=0),

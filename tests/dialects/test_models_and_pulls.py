@@ -230,6 +230,19 @@ def test_vectors_have_ollamas_shape_in_both_of_its_forms(*, legacy: bool) -> Non
     assert world.engine.asked[0][1]["input"] == ["a", "b"]
 
 
+def test_vectors_are_passed_on_as_the_engine_wrote_them_and_a_text_like_one_is_left_alone() -> None:
+    text = 'say "embedding": [1]'
+    numbers = [0.1, -1e-07, 1.5e300, 3]
+    answer, _ = ask("/api/embed", {"input": "a"}, {"data": [{"note": text, "embedding": numbers}, {"embedding": "AAAA"}]})
+    assert answer.json["embeddings"] == [numbers, "AAAA"]
+
+
+@pytest.mark.parametrize("vector", [[0.1] * 300_000, None, 5])
+def test_what_is_no_vector_is_an_answer_that_is_not_understood(vector: Any) -> None:
+    answer, _ = ask("/api/embed", {"input": "a"}, {"data": [{"embedding": vector}]})
+    assert (answer.status, answer.json) == (502, {"error": "The engine's answer could not be understood."})
+
+
 def test_tokens_of_llamacpp_are_shown_as_vllm_shows_them() -> None:
     tokens = {"tokens": [{"id": 1, "piece": "He"}, {"id": 2, "piece": [226, 130]}]}
     answer, _ = ask("/v1/tokenize", {"prompt": "He", "return_token_strs": True}, tokens)

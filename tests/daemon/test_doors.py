@@ -117,6 +117,17 @@ def test_every_path_that_the_gateway_describes_has_a_door() -> None:
     assert described <= listed
 
 
+def test_every_route_of_the_page_and_the_api_has_a_door() -> None:
+    """One that is added beside their tables would have none."""
+    behind: Any = Behind()
+    api = create_api(ApiDependencies(**dict.fromkeys(ApiDependencies.__dataclass_fields__, behind)))
+    page = PageApplication(behind, behind, Authority(TOKEN, KeyTable({}, required=False)), api)._own
+    routes: list[Any] = [*api.routes, *page.routes]
+    found = {(each.path, method) for each in routes for method in each.methods - {"HEAD"}}
+    assert len(found) > 20
+    assert found <= {(route.path, route.method) for route in list_doors()}
+
+
 def test_what_has_no_door_is_not_there() -> None:
     """A path beside the table's is answered with 404: a new route without a row would be found here or in its own table."""
     paths = [

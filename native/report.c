@@ -35,3 +35,7 @@ void aim_say_once(int *said, const char *format, ...)
     write_line(format, arguments);
     va_end(arguments);
 }
+
+/* Entry of the library as a program: the loader of a container runs it, and ends with another status where the library cannot
+ * be loaded beside that container's C library. */
+void aim_run(void) { _exit(0); }

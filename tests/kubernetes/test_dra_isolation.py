@@ -1,5 +1,6 @@
 """What a container sees of a GPU: its device nodes, its environment, its cap, and nothing else."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,6 +76,34 @@ def test_tenants_of_one_gpu_get_their_cap_and_not_a_byte_more(
         environment = cluster.exec(name, "env", namespace=namespace)
         assert "AIMGPU_LEVEL=runtime" in environment
         assert "HSA_CU_MASK=" in environment
+
+
+def test_a_pod_keeps_what_it_preloads_itself_and_its_cap_holds(
+    cluster: Cluster, namespace: str, agent: NodeAgent, emulated: EmulatedNode
+) -> None:
+    cluster.apply(claim_template("small", share("3Gi"), config=parameters(isolation="enforced")), namespace)
+    own = str(emulated.driver / "libnvidia-ml.so.1")
+    pod = tenant("own", "small", emulated)
+    pod["spec"]["containers"][0]["env"].append({"name": "LD_PRELOAD", "value": own})
+    cluster.apply(pod, namespace)
+    cluster.wait("pod/own", "condition=Ready", namespace)
+    assert taken(cluster, "own", namespace, agent) < 3 << 30
+    maps = cluster.exec("own", "cat", "/proc/1/maps", namespace=namespace)
+    assert own in maps
+    assert "/libaimgpu.so" in maps
+
+
+def test_an_image_without_glibc_is_refused_before_its_program_starts_where_limits_were_promised(
+    cluster: Cluster, namespace: str, agent: NodeAgent
+) -> None:
+    """The image of busybox has no loader at all."""
+    cluster.apply(claim_template("small", share("3Gi"), config=parameters(isolation="enforced")), namespace)
+    cluster.apply(gpu_pod("musl", "small"), namespace)
+
+    def states() -> str:
+        return json.dumps(cluster.get("pod", "musl", namespace)["status"].get("containerStatuses", []))
+
+    wait_for(states, lambda text: "ld-linux" in text and "no such file or directory" in text, "the reason", agent.check)
 
 
 def test_a_container_has_the_device_nodes_of_its_gpu_only(

@@ -35,6 +35,33 @@ def test_it_loads_on_old_systems(toolchains: Callable[[str], Any]) -> None:
     assert max(versions) <= (2, 17)
 
 
+def test_the_loader_of_a_container_says_whether_its_c_library_suits(toolchains: Callable[[str], Any], tmp_path: Path) -> None:
+    """The library is run as a program: what its loader lacks is reported, and no program of the container has started."""
+    library = toolchains("plain").interposer
+    header = subprocess.run(["readelf", "-l", "/bin/true"], check=True, capture_output=True, text=True).stdout
+    (loader,) = re.findall(r"interpreter: (.*)\]", header)
+    assert subprocess.run([loader, library], check=False).returncode == 0
+    other = tmp_path / "libaimgpu.so"
+    newer = library.read_bytes().replace(b"GLIBC_2.17\0", b"GLIBC_9.99\0")  # by name: the loader compares hashes first
+    at = newer.find(_elf_hash(b"GLIBC_2.17"))
+    while at >= 0:
+        newer = newer[:at] + _elf_hash(b"GLIBC_9.99") + newer[at + 4 :]
+        at = newer.find(_elf_hash(b"GLIBC_2.17"))
+    other.write_bytes(newer)
+    done = subprocess.run([loader, other], check=False, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "version `GLIBC_9.99' not found" in done.stderr
+
+
+def _elf_hash(name: bytes) -> bytes:
+    value = 0
+    for byte in name:
+        value = (value << 4) + byte
+        high = value & 0xF0000000
+        value = (value ^ (high >> 24)) & ~high
+    return value.to_bytes(4, "little")
+
+
 # Debian 11: glibc 2.31, in which the functions of the dynamic linker are in a library of their own.
 BULLSEYE = ("libc6/bullseye", "libc6-dev/bullseye", "linux-libc-dev/bullseye", "coreutils/bullseye")
 OLD_DRIVER = "int cuMemAlloc_v2(unsigned long *pointer, unsigned long bytes) { return *pointer = bytes, 0; }"

@@ -18,6 +18,7 @@ from aimgpu.isolation.prebuilt import find_prebuilt
 FLAGS = (
     *("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),
     *("-ftls-model=initial-exec", "-Wl,-Bsymbolic-functions", "-Wl,-z,now", "-Wl,--no-undefined"),
+    "-Wl,-e,aim_run",
 )
 # libdl by its file name and in any case: before glibc 2.34 it has dlsym and dlopen, and newer systems leave it out.
 LIBRARIES = ("-Wl,--no-as-needed", "-l:libdl.so.2", "-lpthread")

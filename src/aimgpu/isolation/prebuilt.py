@@ -59,7 +59,7 @@ def build_prebuilt(sources: Path, folder: Path, machine: str) -> list[Path]:
             relative = [os.path.relpath(path, sources) for path in files]
             command = [*target, *_FLAGS, f"-Wl,-soname,{name}", "-o", str(folder / name), *relative]
             # The interposer is loaded at the start; what is loaded later finds no room for such variables.
-            command += ["-ftls-model=initial-exec", str(libdl)] if name == LIBRARY else ["-ldl"]
+            command += ["-ftls-model=initial-exec", "-Wl,-e,aim_run", str(libdl)] if name == LIBRARY else ["-ldl"]
             command += ["-lpthread"]
             _compile(command, str(sources), environment)
     made = [folder / name for name in inputs]

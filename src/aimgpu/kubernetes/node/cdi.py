@@ -33,12 +33,14 @@ class ContainerEdits:
     environment: Mapping[str, str] = field(default_factory=dict)
     device_nodes: tuple[str, ...] = ()
     mounts: tuple[CdiMount, ...] = ()
+    checks: tuple[tuple[str, ...], ...] = ()  # commands that must succeed in the container before its program starts
 
     def merged(self, other: "ContainerEdits") -> "ContainerEdits":
         return ContainerEdits(
             environment={**self.environment, **other.environment},
             device_nodes=tuple(dict.fromkeys((*self.device_nodes, *other.device_nodes))),
             mounts=tuple(dict.fromkeys((*self.mounts, *other.mounts))),
+            checks=tuple(dict.fromkeys((*self.checks, *other.checks))),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -56,6 +58,8 @@ class ContainerEdits:
                 }
                 for mount in self.mounts
             ]
+        if self.checks:
+            edits["hooks"] = [{"hookName": "startContainer", "path": one[0], "args": list(one)} for one in self.checks]
         return edits
 
 

@@ -1,6 +1,8 @@
 """Grants of a node: charged in the ledger first, made true by isolation, given back by the same record."""
 
+import hashlib
 import logging
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 
 REGION_MODE = 0o666  # containers may run as any user, and write what they use
 _LISTS = ("VISIBLE_DEVICES", "PARTITION_ID", "STABLE_ID", "XCD_ID", "DEVICE")  # endings of variables that name devices
+_PRELOAD = Path("/etc/ld.so.preload")  # read by the loader of glibc, and by no other
+_LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}  # of glibc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,20 +174,32 @@ class NodeGrants:
 
 
 def staged_library(find: Callable[[], Path], folder: Path) -> Callable[[], Path]:
-    """The interposer where containers can be given it: the node's disk, not the file system of the agent's own container."""
+    """The interposer where containers can be given it: the node's disk, not the file system of the agent's own container.
+
+    Beside it lies the file that has their loader preload it.
+    """
 
     def stage() -> Path:
         source = find()
-        target = folder / source.parent.name / source.name
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            fresh = target.with_suffix(".fresh")
-            fresh.write_bytes(source.read_bytes())
-            fresh.chmod(0o755)
-            fresh.rename(target)
+        content = source.read_bytes()
+        target = (
+            folder / hashlib.sha256(content).hexdigest()[:16] / source.name
+        )  # another build beside it: containers keep theirs
+        _put(target, content)
+        _put(target.with_name(_PRELOAD.name), f"{target}\n".encode())
         return target
 
     return stage
+
+
+def _put(target: Path, content: bytes) -> None:
+    """Whole or not at all; what is there stays, since containers have it mapped."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = target.with_suffix(".fresh")
+        fresh.write_bytes(content)
+        fresh.chmod(0o755)
+        fresh.rename(target)
 
 
 def _find(devices: dict[str, Device], grant: Grant) -> tuple[Device, Partition]:
@@ -223,9 +239,22 @@ def _merge_visible(edits: ContainerEdits, other: ContainerEdits) -> ContainerEdi
 
 
 def _edits_of(enforcement: Enforcement) -> ContainerEdits:
-    """The files that the variables of an enforcement name must be in the container, under the same paths."""
+    """The files that an enforcement needs, under the same paths in the container.
+
+    The library is preloaded by a file, not by a variable: a variable here would replace the one that the container's image or
+    pod sets. A container that was promised its limits and cannot load the library does not start.
+    """
     environment = dict(enforcement.environment)
-    mounts = [CdiMount(host_path=path, container_path=path) for path in environment.get("LD_PRELOAD", "").split(":") if path]
+    mounts, checks = [], []
+    # The first is ours; behind it stands what was preloaded into the agent.
+    if library := environment.pop("LD_PRELOAD", "").partition(":")[0]:
+        preload = str(Path(library).with_name(_PRELOAD.name))
+        mounts += [
+            CdiMount(host_path=library, container_path=library),
+            CdiMount(host_path=preload, container_path=str(_PRELOAD)),
+        ]
+        if environment.get("AIMGPU_FAIL") == "closed":
+            checks.append((_LOADERS[os.uname().machine], library))
     for region in environment.get("AIMGPU_REGION", "").split(":"):
         if region:
             Path(region).chmod(REGION_MODE)
@@ -233,7 +262,7 @@ def _edits_of(enforcement: Enforcement) -> ContainerEdits:
     pipe = environment.get("CUDA_MPS_PIPE_DIRECTORY")
     if pipe:
         mounts.append(CdiMount(host_path=pipe, container_path=pipe, read_only=False))
-    return ContainerEdits(environment=environment, mounts=tuple(mounts))
+    return ContainerEdits(environment=environment, mounts=tuple(mounts), checks=tuple(checks))
 
 
 def _describe(grants: Sequence[Grant]) -> ContainerEdits:

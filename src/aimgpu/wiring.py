@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aimgpu.control.stack.stack_file import DEFAULT_SIMULATED_PRODUCT, GpuChoice, Stack
-from aimgpu.domain import Device
+from aimgpu.domain import Device, Partition
 from aimgpu.engines.command.engine import CommandEngine
 from aimgpu.engines.launchers.docker import DockerLauncher
 from aimgpu.engines.launchers.process import ProcessLauncher
@@ -36,7 +36,7 @@ from aimgpu.isolation.cu_masks import CuMasks
 from aimgpu.isolation.dmem import DmemLimits
 from aimgpu.isolation.interposer import Interposer, read_gate_bounds, regions_directory
 from aimgpu.isolation.mps_limits import MpsMechanism
-from aimgpu.isolation.protocols import Isolator, Mechanism
+from aimgpu.isolation.protocols import Isolator, Mechanism, Offer
 from aimgpu.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -168,6 +168,13 @@ def make_isolator(home: Home) -> Isolator:
     partners = {dmem.name: interposer, MpsMechanism.name: interposer}
     mechanisms: list[Mechanism] = [HardwareBoundary(), dmem, *mps, interposer, EngineFlags()]
     return MechanismChooser(mechanisms, companions=[masks], partners=partners)
+
+
+def explain_isolation(home: Home, device: Device, partition: Partition) -> list[tuple[str, Offer]]:
+    """What each mechanism gives a share of the partition, or why nothing: all that a machine or a node can use."""
+    masks, mps = CuMasks(home.path / "cu-masks.json"), MpsMechanism(make_mps(home))
+    mechanisms = (HardwareBoundary(), DmemLimits(), mps, make_interposer(home), masks)
+    return [(one.name, one.offer(device, partition, exclusive=False)) for one in mechanisms]
 
 
 def make_model_store() -> LocalModelStore:

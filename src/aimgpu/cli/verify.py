@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,12 @@ from aimgpu.hardware.amd.recording import record_amd
 from aimgpu.hardware.nvidia.recording import record_nvidia
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.home import Home
+from aimgpu.isolation.building import find_interposer, find_loader
 from aimgpu.isolation.cu_masks import CuMasks
 from aimgpu.isolation.interposer import Interposer
 from aimgpu.isolation.mps_limits import MpsMechanism
 from aimgpu.isolation.probe import SPIN_NANOSECONDS
+from aimgpu.kubernetes.node.layout_rights import LayoutRights, read_limits
 from aimgpu.units import GIB, MIB, PPM, format_bytes, format_ppm
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 _CAP_BYTES, _BELOW_BYTES, _ABOVE_BYTES = 2 * GIB, 512 * MIB, 3 * GIB
 _SHARE_PPM, _SHARE_TOLERANCE_PPM = 300_000, 100_000
+_PROGRAMS = ("memory cap", "compute gate", "sharing")
 _WORK_SECONDS = 3.0
 _PROBE_SECONDS = 60.0
 
@@ -68,20 +72,37 @@ class VerifyReport:
         """How many trials failed."""
         return sum(trial.outcome is Outcome.FAILED for trial in self.trials)
 
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "VerifyReport":
+        """Of another machine."""
+        trials = tuple(Trial(**{**one, "outcome": Outcome(one["outcome"])}) for one in found["trials"])
+        own = {name: found[name] for name in ("real", "changed_layouts")}
+        return cls(**own, gpus=tuple(found["gpus"]), trials=trials, recordings=tuple(found["recordings"]))
+
     def to_json(self) -> dict[str, Any]:
         """What is written, to be sent in."""
         now = datetime.now(tz=UTC).replace(microsecond=0).isoformat()
         return {"format": FORMAT, "date": now, "kernel": os.uname().release, **asdict(self)}
 
 
-def verify(hardware: Hardware, *, change_layouts: bool) -> VerifyReport:
-    """Try every GPU of this machine. Only `change_layouts` changes anything, and what it changes is restored."""
+def verify(hardware: Hardware, *, change_layouts: bool = False, sysfs: Path | None = None) -> VerifyReport:
+    """Try every GPU of this machine. Only `change_layouts` changes anything, and what it changes is restored.
+
+    `sysfs`: where a node agent writes layouts; what else such an agent needs is tried too, and no program on a GPU in use.
+    """
     devices = hardware.read_devices()
     trials: list[Trial] = []
     for device in devices:
-        for what, outcome, text in _try_device(hardware, device, change_layouts=change_layouts):
+        found = chain(
+            _try_device(hardware, device, change_layouts=change_layouts, spare=sysfs is not None),
+            _try_mechanisms(hardware, device) if sysfs is not None else (),
+        )
+        for what, outcome, text in found:
             hidden = text.replace(device.id, f"gpu{device.index}")
             trials.append(Trial(gpu=f"gpu{device.index}", what=what, outcome=outcome, text=hidden))
+    if sysfs is not None:
+        simulated = all(device.simulated for device in devices)
+        trials += [Trial(gpu="node", what=what, outcome=one, text=text) for what, one, text in _try_node(sysfs, simulated)]
     real = any(not device.simulated for device in devices)
     recordings = tuple(found for found in (record_amd(), record_nvidia()) if found is not None) if real else ()
     return VerifyReport(
@@ -96,13 +117,52 @@ def verify(hardware: Hardware, *, change_layouts: bool) -> VerifyReport:
 _Found = tuple[str, Outcome, str]
 
 
-def _try_device(hardware: Hardware, device: Device, *, change_layouts: bool) -> Iterator[_Found]:
+def _try_node(sysfs: Path, simulated: bool) -> Iterator[_Found]:
+    limits = read_limits(LayoutRights.MEMORY, sysfs, real=not simulated)
+    for what, reason in (("compute modes", limits.compute), ("memory modes", limits.memory)):
+        yield f"right to {what}", Outcome.SKIPPED if reason else Outcome.PASSED, reason or "nothing is missing"
+    try:
+        library = find_interposer()
+        done = subprocess.run([find_loader(), library], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)  # noqa: S603
+        loads, text = done.returncode == 0, done.stderr.strip() or "the interposer loads"
+    except (AimGpuError, OSError) as error:
+        loads, text = False, str(error)
+    yield "preload", Outcome.PASSED if loads else Outcome.FAILED, text
+
+
+def _try_mechanisms(hardware: Hardware, device: Device) -> Iterator[_Found]:
+    """What each mechanism would give on the GPU as it is, and whether its device nodes open."""
+    partition = next(iter(device.layout.partitions), None)
+    if partition is None:
+        return
+    with TemporaryDirectory(prefix="aimgpu-verify-") as folder:
+        for name, offer in wiring.explain_isolation(Home(Path(folder)), device, partition):
+            outcome = Outcome.SKIPPED if offer.level is None else Outcome.PASSED
+            yield f"offer of {name}", outcome, offer.reason or f"level {offer.level}"
+    if device.simulated:
+        return
+    try:
+        nodes = hardware.identify(device, partition).device_nodes
+        for node in nodes:
+            os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+        yield "device nodes", Outcome.PASSED, f"opened {', '.join(nodes)}"
+    except (AimGpuError, OSError) as error:
+        yield "device nodes", Outcome.FAILED, str(error)
+
+
+def _try_device(hardware: Hardware, device: Device, *, change_layouts: bool, spare: bool) -> Iterator[_Found]:
     yield from _reading(hardware, device)
     yield from _layouts(hardware, device, change_layouts=change_layouts)
     current = next((each for each in hardware.read_devices() if each.id == device.id), device)
     if device.simulated or not current.layout.partitions:
         why = "a simulated GPU runs no program" if device.simulated else "the GPU has no partition that a program could run on"
-        yield from ((what, Outcome.SKIPPED, why) for what in ("memory cap", "compute gate", "sharing"))
+        yield from ((what, Outcome.SKIPPED, why) for what in _PROGRAMS)
+        return
+    users = sum(len(usage.processes) for usage in hardware.read_usage() if usage.device_id == device.id)
+    if spare and users:
+        yield from (
+            (what, Outcome.SKIPPED, f"{users} processes use the GPU: no program is run beside them") for what in _PROGRAMS
+        )
         return
     yield from _limits(hardware, current)
     yield from _sharing(hardware, current)

@@ -23,6 +23,7 @@ FLAGS = (
 # libdl by its file name and in any case: before glibc 2.34 it has dlsym and dlopen, and newer systems leave it out.
 LIBRARIES = ("-Wl,--no-as-needed", "-l:libdl.so.2", "-lpthread")
 LIBRARY = "libaimgpu.so"
+LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 SOFTWARE_GPU_PARTS = ("memory.c", "blocks.c", "work.c")
 SOFTWARE_GPU = {
     "libcuda.so.1": "cuda.c",
@@ -53,6 +54,11 @@ def find_interposer(cache: Path | None = None) -> Path:
     if not target.is_file():
         build(sources, target)
     return target
+
+
+def find_loader() -> Path:
+    """glibc's, by its path in every image that has one."""
+    return Path(LOADERS[os.uname().machine])
 
 
 def find_software_gpu(cache: Path | None = None) -> Path:

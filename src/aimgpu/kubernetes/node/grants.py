@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from aimgpu.domain import (
 )
 from aimgpu.errors import NotFound, PartitionGone
 from aimgpu.hardware.protocols import Hardware
+from aimgpu.isolation.building import find_loader
 from aimgpu.isolation.protocols import Enforcement, Isolator
 from aimgpu.kubernetes.node.cdi import CdiMount, ContainerEdits
 from aimgpu.kubernetes.vocabulary.names import COMPUTE_VARIABLE, LEVEL_VARIABLE, MEMORY_VARIABLE
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 REGION_MODE = 0o666  # containers may run as any user, and write what they use
 _LISTS = ("VISIBLE_DEVICES", "PARTITION_ID", "STABLE_ID", "XCD_ID", "DEVICE")  # endings of variables that name devices
 _PRELOAD = Path("/etc/ld.so.preload")  # read by the loader of glibc, and by no other
-_LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}  # of glibc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +253,7 @@ def _edits_of(enforcement: Enforcement) -> ContainerEdits:
             CdiMount(host_path=preload, container_path=str(_PRELOAD)),
         ]
         if environment.get("AIMGPU_FAIL") == "closed":
-            checks.append((_LOADERS[os.uname().machine], library))
+            checks.append((str(find_loader()), library))
     for region in environment.get("AIMGPU_REGION", "").split(":"):
         if region:
             Path(region).chmod(REGION_MODE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from aimgpu.cli.cluster_options import ClusterTarget, cluster_options
+from aimgpu.cli.cluster_options import ClusterTarget, cluster_options, connection_options
 from aimgpu.cli.commands.cluster.connection import in_cluster
 from aimgpu.cli.commands.cluster.serving import (
     ClusterUp,
@@ -16,11 +16,14 @@ from aimgpu.cli.commands.cluster.serving import (
     print_models,
     up_in_cluster,
 )
+from aimgpu.cli.commands.machine.doctor import show_report
 from aimgpu.cli.output import examples, json_option, print_json, print_table
 from aimgpu.cli.stack_source import name_of, parse_source
+from aimgpu.cli.verify import VerifyReport
 from aimgpu.errors import ClusterFailed, InvalidInput, NotFoundInCluster
 from aimgpu.kubernetes.api.client import Client
 from aimgpu.kubernetes.api.resources import DEPLOYMENTS
+from aimgpu.kubernetes.cluster.node_trial import try_node
 from aimgpu.kubernetes.models.serving.applier import AppliedObject, StackApplier
 from aimgpu.kubernetes.models.serving.cluster_view import GATEWAY_SELECTOR, ClusterView, find_installed_image
 from aimgpu.kubernetes.models.serving.engine_container import require_own_image
@@ -178,6 +181,29 @@ def _describe_node(node: dict[str, Any]) -> dict[str, str]:
     layouts = ", ".join(dict.fromkeys(str(gpu.get("layout")) for gpu in gpus))
     granted = str(status.get("memoryGranted") or "-")
     return {"name": str(node["metadata"]["name"]), "gpus": counted or "-", "layouts": layouts or "-", "granted": granted}
+
+
+@k8s.command("verify-node", epilog=examples("aimgpu k8s verify-node gpu-1", "aimgpu k8s verify-node gpu-1 --json"))
+@click.argument("node", metavar="NODE")
+@click.option(
+    "--timeout", "seconds", type=click.FloatRange(1), default=300.0, show_default=True, help="For the pod, in seconds."
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("aimgpu-verify.json"),
+    show_default=True,
+    help="The file to write, with a recording of the GPUs that names neither machine nor user.",
+)
+@connection_options
+@json_option
+def verify_node(cluster: ClusterTarget, node: str, seconds: float, report: Path, as_json: bool) -> int:
+    """Try on NODE what the node agent needs: device nodes, /sys, dmem, NVML, the interposer, CU masks. Changes nothing.
+
+    A pod with the image and the rights of the installed agent does it, and is removed. GPUs in use run no program.
+    """
+    found = in_cluster(cluster, lambda client, _: try_node(client, node, timeout_seconds=seconds))
+    return show_report(VerifyReport.from_json(found), report, as_json=as_json)
 
 
 @k8s.command(epilog=examples("aimgpu k8s cleanup --dry-run", "aimgpu k8s cleanup", "aimgpu k8s cleanup --caches"))

@@ -38,8 +38,8 @@ from aimgpu.engines.protocols import Availability, ServerEngine
 from aimgpu.errors import AimGpuError, InvalidInput
 from aimgpu.files import cache_directory
 from aimgpu.hardware.amd.smi import AmdSmi
-from aimgpu.hardware.protocols import DeviceReader
-from aimgpu.home import find_home
+from aimgpu.hardware.protocols import DeviceReader, Hardware
+from aimgpu.home import Home, find_home
 from aimgpu.ledger import Owner
 
 if TYPE_CHECKING:
@@ -70,14 +70,29 @@ _STYLES = {CheckStatus.OK: "green", CheckStatus.NOTE: "yellow", CheckStatus.PROB
     show_default=True,
     help="With --verify: the file to write, with a recording of the GPUs that names neither machine nor user.",
 )
+@click.option(
+    "--sysfs",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --verify: also try what a node agent needs that writes layouts there; `aimgpu k8s verify-node` does.",
+)
 @simulated_option
 @json_option
 def doctor(
-    *, port: int, host: str, trying: bool, change_layouts: bool, report: Path, simulated: GpuChoice | None, as_json: bool
+    *,
+    port: int,
+    host: str,
+    trying: bool,
+    change_layouts: bool,
+    report: Path,
+    sysfs: Path | None,
+    simulated: GpuChoice | None,
+    as_json: bool,
 ) -> int:
     """Look at GPUs, drivers, engines, the port, permissions and space; report what to do. Fails when there is a problem."""
     if trying:
-        return _verify(simulated, report, change_layouts=change_layouts, as_json=as_json)
+        home = find_home()
+        found = _verify(wiring.choose_hardware(simulated or GpuChoice(), home), home, sysfs, change_layouts=change_layouts)
+        return show_report(found, report, as_json=as_json)
     findings = list(_look(host, port))
     problems = count_problems(findings)
     if as_json:
@@ -87,16 +102,18 @@ def doctor(
     return 1 if problems else 0
 
 
-def _verify(simulated: GpuChoice | None, path: Path, *, change_layouts: bool, as_json: bool) -> int:
+def _verify(hardware: Hardware, home: Home, sysfs: Path | None, *, change_layouts: bool) -> VerifyReport:
     """Nothing is changed unless asked for; then no daemon may start meanwhile."""
-    home = find_home()
-    hardware = wiring.choose_hardware(simulated or GpuChoice(), home)
     owner = Owner.acquire(home.path) if change_layouts else None
     try:
-        found = verify(hardware, change_layouts=change_layouts)
+        return verify(hardware, change_layouts=change_layouts, sysfs=sysfs)
     finally:
         if owner is not None:
             owner.release()
+
+
+def show_report(found: VerifyReport, path: Path, *, as_json: bool) -> int:
+    """Write it and print it; returns the exit status."""
     try:
         path.write_text(dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
     except OSError as error:

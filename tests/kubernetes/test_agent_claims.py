@@ -345,7 +345,7 @@ def test_a_node_that_cannot_write_the_file_for_the_runtime_refuses_and_rolls_bac
 def test_claims_that_are_gone_from_the_api_are_released_and_those_that_stay_are_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("aimgpu.kubernetes.node.agent.agent._STALE_SECONDS", 0.0)
+    monkeypatch.setattr("aimgpu.kubernetes.node.agent.claim_upkeep._STALE_SECONDS", 0.0)
 
     async def main() -> None:
         async with agent_world() as world:
@@ -365,7 +365,7 @@ def test_claims_that_are_gone_from_the_api_are_released_and_those_that_stay_are_
 
 
 def test_a_claim_is_not_taken_for_gone_while_the_api_server_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aimgpu.kubernetes.node.agent.agent._STALE_SECONDS", 0.0)
+    monkeypatch.setattr("aimgpu.kubernetes.node.agent.claim_upkeep._STALE_SECONDS", 0.0)
 
     async def main() -> None:
         async with agent_world() as world:

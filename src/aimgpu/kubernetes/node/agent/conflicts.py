@@ -30,14 +30,14 @@ class Rival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offers:
+class SeenOffers:
     """What the API shows of who offers GPUs here."""
 
     node: Mapping[str, Any]
     drivers: Collection[str]  # DRA drivers that publish devices of the node
 
 
-def find_conflicts(offers: Offers, devices: Iterable[Device], own: set[str]) -> list[Rival]:
+def find_conflicts(offers: SeenOffers, devices: Iterable[Device], own: set[str]) -> list[Rival]:
     """What else offers GPUs of these vendors here. `own`: extended resources that we advertise."""
     vendors = {device.vendor for device in devices}
     return [
@@ -82,7 +82,7 @@ class RivalWatch:
     _seen: frozenset[Rival] = frozenset()
     _own: set[str] = field(default_factory=set)  # ever advertised by us: the node's status shows a name for a while
 
-    def look(self, offers: Offers, devices: Sequence[Device], own: set[str]) -> None:
+    def look(self, offers: SeenOffers, devices: Sequence[Device], own: set[str]) -> None:
         self._own |= own
         now = find_conflicts(offers, devices, self._own)
         now += find_rival_sockets(self.kubelet, devices) if own else []

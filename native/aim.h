@@ -98,6 +98,7 @@ void aim_devices_after_fork(void);
 /* report.c */
 void aim_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void aim_say_once(int *said, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void aim_run(void);
 
 /* life.c: which processes are alive */
 void aim_life_start(void);

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from aimgpu.isolation.building import FLAGS, LIBRARIES, software_gpu_commands  # noqa: E402 the path is set above
+from aimgpu.isolation.building import CHECKER_FLAGS, FLAGS, LIBRARIES, software_gpu_commands  # noqa: E402 the path is set above
 
 WARNINGS = (
     *("-Werror", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wstrict-prototypes", "-Wmissing-prototypes"),
@@ -40,10 +40,11 @@ def main() -> int:
 
 
 def compile_commands(compiler: str, folder: Path) -> list[list[str]]:
-    """The library with all warnings, and the software GPU."""
+    """The library with all warnings, the check of images, and the software GPU."""
     sources = sorted(map(str, (ROOT / "native").glob("*.c")))
     return [
         [compiler, *FLAGS, *WARNINGS, "-o", str(folder / "library.so"), *sources, *LIBRARIES],
+        [compiler, *CHECKER_FLAGS, *WARNINGS, "-o", str(folder / "check"), str(ROOT / "native" / "container" / "check.c")],
         *software_gpu_commands(compiler, ROOT / "native", folder, "-Werror"),
     ]
 

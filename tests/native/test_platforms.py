@@ -35,12 +35,26 @@ def test_it_loads_on_old_systems(toolchains: Callable[[str], Any]) -> None:
     assert max(versions) <= (2, 17)
 
 
-def test_the_loader_of_a_container_says_whether_its_c_library_suits(toolchains: Callable[[str], Any], tmp_path: Path) -> None:
-    """The library is run as a program: what its loader lacks is reported, and no program of the container has started."""
+def test_a_container_whose_loader_cannot_load_the_library_is_refused_with_the_reason(
+    toolchains: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """The loader runs the library as a program: what it lacks is reported, and no program of the container has started."""
     library = toolchains("plain").interposer
     header = subprocess.run(["readelf", "-l", "/bin/true"], check=True, capture_output=True, text=True).stdout
     (loader,) = re.findall(r"interpreter: (.*)\]", header)
-    assert subprocess.run([loader, library], check=False).returncode == 0
+    assert loader == str(building.find_loader())
+
+    def check(*words: str | Path) -> tuple[int, str]:
+        done = subprocess.run([building.find_checker(), *words], check=False, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    assert check(loader, library) == (0, "")
+    assert (
+        subprocess.run(["readelf", "-l", building.find_checker()], check=True, capture_output=True, text=True).stdout.count(
+            "INTERP"
+        )
+        == 0
+    )  # it needs no loader itself
     other = tmp_path / "libaimgpu.so"
     newer = library.read_bytes().replace(b"GLIBC_2.17\0", b"GLIBC_9.99\0")  # by name: the loader compares hashes first
     at = newer.find(_elf_hash(b"GLIBC_2.17"))
@@ -48,9 +62,12 @@ def test_the_loader_of_a_container_says_whether_its_c_library_suits(toolchains: 
         newer = newer[:at] + _elf_hash(b"GLIBC_9.99") + newer[at + 4 :]
         at = newer.find(_elf_hash(b"GLIBC_2.17"))
     other.write_bytes(newer)
-    done = subprocess.run([loader, other], check=False, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "version `GLIBC_9.99' not found" in done.stderr
+    status, text = check(loader, other)
+    assert status == 1
+    assert "version `GLIBC_9.99' not found" in text
+    status, text = check(tmp_path / "ld-none.so", library)
+    assert status == 1
+    assert "its image has no glibc" in text
 
 
 def _elf_hash(name: bytes) -> bytes:

@@ -23,6 +23,8 @@ FLAGS = (
 # libdl by its file name and in any case: before glibc 2.34 it has dlsym and dlopen, and newer systems leave it out.
 LIBRARIES = ("-Wl,--no-as-needed", "-l:libdl.so.2", "-lpthread")
 LIBRARY = "libaimgpu.so"
+CHECKER = "aimgpu-check"
+CHECKER_FLAGS = ("-std=gnu11", "-O2", "-static", "-Wall", "-Wextra")
 LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 SOFTWARE_GPU_PARTS = ("memory.c", "blocks.c", "work.c")
 SOFTWARE_GPU = {
@@ -53,6 +55,24 @@ def find_interposer(cache: Path | None = None) -> Path:
     target = (cache or cache_directory() / "native") / source_hash(sources) / LIBRARY
     if not target.is_file():
         build(sources, target)
+    return target
+
+
+def find_checker(cache: Path | None = None) -> Path:
+    """The program that refuses a container which cannot load the library. Raises as `find_interposer` does."""
+    sources = find_sources()
+    if (prebuilt := find_prebuilt(sources, CHECKER)) is not None:
+        return prebuilt
+    target = (cache or cache_directory() / "native") / source_hash(sources / "container") / CHECKER
+    if not target.is_file():
+        compiler = _find_compiler()
+        if compiler is None:
+            raise HardwareUnavailable(_NO_COMPILER, hint="Install gcc or clang.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            fresh = Path(folder) / target.name
+            _run([compiler, *CHECKER_FLAGS, "-o", str(fresh), str(sources / "container" / "check.c")], "the check of images")
+            fresh.rename(target)
     return target
 
 

@@ -35,7 +35,7 @@ _FLAGS = (
 
 def build_prebuilt(sources: Path, folder: Path, machine: str) -> list[Path]:
     """The interposer and the software GPU for one architecture, and the file with their hashes."""
-    from aimgpu.isolation.building import LIBRARY, SOFTWARE_GPU, SOFTWARE_GPU_PARTS  # noqa: PLC0415 - it imports this module
+    from aimgpu.isolation.building import CHECKER, CHECKER_FLAGS, LIBRARY, SOFTWARE_GPU, SOFTWARE_GPU_PARTS  # noqa: PLC0415 - it imports this module
 
     if machine not in MACHINES:
         raise HardwareUnavailable(
@@ -62,7 +62,18 @@ def build_prebuilt(sources: Path, folder: Path, machine: str) -> list[Path]:
             command += ["-ftls-model=initial-exec", "-Wl,-e,aim_run", str(libdl)] if name == LIBRARY else ["-ldl"]
             command += ["-lpthread"]
             _compile(command, str(sources), environment)
-    made = [folder / name for name in inputs]
+        static = (
+            *_COMPILER,
+            "-target",
+            f"{machine}-linux-musl",
+            *CHECKER_FLAGS,
+            "-Werror",
+            "-g0",
+            "-Wl,-s",
+            "-Wl,--build-id=none",
+        )
+        _compile([*static, "-o", str(folder / CHECKER), os.path.join("container", "check.c")], str(sources), environment)  # noqa: PTH118
+    made = [folder / name for name in (*inputs, CHECKER)]
     hashes = folder / HASHES
     hashes.write_text("".join(f"{_hash(path)}  {path.name}\n" for path in made))
     return [*made, hashes]

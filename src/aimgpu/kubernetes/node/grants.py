@@ -20,7 +20,7 @@ from aimgpu.domain import (
 )
 from aimgpu.errors import NotFound, PartitionGone
 from aimgpu.hardware.protocols import Hardware
-from aimgpu.isolation.building import find_loader
+from aimgpu.isolation.building import CHECKER, find_loader
 from aimgpu.isolation.protocols import Enforcement, Isolator
 from aimgpu.kubernetes.node.cdi import CdiMount, ContainerEdits
 from aimgpu.kubernetes.vocabulary.names import COMPUTE_VARIABLE, LEVEL_VARIABLE, MEMORY_VARIABLE
@@ -172,10 +172,10 @@ class NodeGrants:
         )
 
 
-def staged_library(find: Callable[[], Path], folder: Path) -> Callable[[], Path]:
+def staged_library(find: Callable[[], Path], find_check: Callable[[], Path], folder: Path) -> Callable[[], Path]:
     """The interposer where containers can be given it: the node's disk, not the file system of the agent's own container.
 
-    Beside it lies the file that has their loader preload it.
+    Beside it lie the file that has their loader preload it, and the program that checks whether it can.
     """
 
     def stage() -> Path:
@@ -185,6 +185,7 @@ def staged_library(find: Callable[[], Path], folder: Path) -> Callable[[], Path]
             folder / hashlib.sha256(content).hexdigest()[:16] / source.name
         )  # another build beside it: containers keep theirs
         _put(target, content)
+        _put(target.with_name(CHECKER), find_check().read_bytes())
         _put(target.with_name(_PRELOAD.name), f"{target}\n".encode())
         return target
 
@@ -253,7 +254,9 @@ def _edits_of(enforcement: Enforcement) -> ContainerEdits:
             CdiMount(host_path=preload, container_path=str(_PRELOAD)),
         ]
         if environment.get("AIMGPU_FAIL") == "closed":
-            checks.append((str(find_loader()), library))
+            check = str(Path(library).with_name(CHECKER))
+            mounts.append(CdiMount(host_path=check, container_path=check))
+            checks.append((check, str(find_loader()), library))
     for region in environment.get("AIMGPU_REGION", "").split(":"):
         if region:
             Path(region).chmod(REGION_MODE)

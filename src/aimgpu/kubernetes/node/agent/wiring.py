@@ -12,7 +12,7 @@ from aimgpu.hardware.nvidia.mps import MpsDaemons
 from aimgpu.hardware.protocols import Hardware
 from aimgpu.hardware.simulated import SimulatedHardware
 from aimgpu.isolation.boundaries import EngineFlags, HardwareBoundary
-from aimgpu.isolation.building import find_interposer
+from aimgpu.isolation.building import find_checker, find_interposer
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.isolation.cu_masks import CuMasks
 from aimgpu.isolation.interposer import Interposer
@@ -37,7 +37,9 @@ def _whole_hardware(options: Options) -> Hardware:
 
 
 def make_interposer(options: Options) -> Interposer:
-    return Interposer(options.run / "regions", find_library=staged_library(find_interposer, options.state / "lib"))
+    return Interposer(
+        options.run / "regions", find_library=staged_library(find_interposer, find_checker, options.state / "lib")
+    )
 
 
 def make_isolator(options: Options, interposer: Interposer) -> MechanismChooser:

@@ -244,6 +244,8 @@ def test_a_program_survives_and_one_of_a_caller_is_left_out() -> None:
         ("{command: '', gpu: {memory: 1GiB}}", "command"),
         ("{command: true, gpu: {memory: 1GiB}, sharing: promise}", "promise"),
         ("{command: true, gpu: {memory: 1GiB}, restart: often}", "restart"),
+        ("{command: true, gpu: {memory: 1GiB}, after: [other]}", "not in this file"),
+        ("{command: true, gpu: {memory: 1GiB}, after: [train]}", "after itself"),
     ],
 )
 def test_a_program_that_is_written_wrongly_is_named_with_its_line(entry: str, says: str) -> None:

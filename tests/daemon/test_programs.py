@@ -9,12 +9,14 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.daemon.running import PATIENCE_SECONDS, ROOT, TestDaemon, wait_for
 
+from aimgpu.errors import UnknownDeployment
 from aimgpu.procfs import read_process
 from aimgpu.units import GIB
 
@@ -85,9 +87,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.fixture
 def stage(shared: Stage) -> Iterator[Stage]:
     yield shared
-    names = [one["name"] for one in shared.client.read_status()["deployments"]]
-    if names:
-        shared.client.release(names)
+    for one in shared.client.read_status()["deployments"]:
+        with suppress(UnknownDeployment):  # it ended meanwhile
+            shared.client.release([one["name"]])
+    shared.wait_until_free()
 
 
 @pytest.fixture
@@ -266,6 +269,10 @@ def test_one_that_is_given_to_the_daemon_is_shown_as_ended_with_its_code_and_pea
     )
     assert "ended (5)" in shown.stdout
     assert "held at most 1GiB of 1GiB" in shown.stdout
+    assert "began" in list(stage.client.read_log(ended["id"], follow=True, lines=10))  # and it comes to an end
+    sizing = [sys.executable, "-m", "aimgpu", "size", "--from-run", "job"]
+    sized = subprocess.run(sizing, env=stage.environment, capture_output=True, text=True, check=True)
+    assert sized.stdout.startswith("job held all of its 1GiB in ")
 
 
 def test_programs_of_a_stack_run_in_their_folder_once_and_fail_again_as_often_as_they_may(stage: Stage) -> None:
@@ -286,6 +293,27 @@ def test_programs_of_a_stack_run_in_their_folder_once_and_fail_again_as_often_as
     assert (folder / "tries").read_text() == "x\n" * 3
 
 
+def test_a_program_after_another_starts_once_that_ended_well_and_holds_nothing_before(stage: Stage) -> None:
+    folder = stage.daemon.home.path / "order-of-jobs"
+    folder.mkdir()
+    programs = {
+        "second": {"command": "sh -c 'cat made > read'", "gpu": {"memory": "1GiB"}, "after": ["first"]},
+        "third": {"command": "true", "gpu": {"memory": "1GiB"}, "after": ["broken"]},
+        "first": {"command": ["sh", "-c", "until [ -e go ]; do sleep 0.1; done; echo x > made"], "gpu": {"memory": "1GiB"}},
+        "broken": {"command": "false", "gpu": {"memory": "1GiB"}},
+    }
+    events = list(stage.client.apply(json.dumps({"programs": programs}), str(folder)))
+    assert events[-1]["event"] == "done", events
+    assert {one["name"] for one in stage.client.read_status()["waiting"]} == {"second", "third"}
+    wait_for(lambda: stage.found("broken", "ended"), "it ended badly")
+    assert {grant.deployment for grant in stage.daemon.books()[1]} == {"first"}
+    (folder / "go").touch()
+    assert wait_for(lambda: stage.found("second", "ended"), "it came after")["end"]["exit_code"] == 0
+    assert (folder / "read").read_text() == "x\n"
+    why = "it comes after broken (it ended with status 1)"
+    wait_for(lambda: any(why in one["reason"] for one in stage.client.read_status()["waiting"]) or None, "why the third waits")
+
+
 def test_one_of_the_daemon_goes_on_without_it_and_its_end_is_known_to_the_next(own: Stage) -> None:
     folder = own.daemon.home.path
     program = {"command": ["sh", "-c", "until [ -e go ]; do sleep 0.1; done; exit 4"], "gpu": {"memory": "1GiB"}}
@@ -299,7 +327,13 @@ def test_one_of_the_daemon_goes_on_without_it_and_its_end_is_known_to_the_next(o
     assert not own.daemon.books()[1]
 
 
-@pytest.mark.parametrize("order", ["program daemon shell", "daemon shell program", "shell daemon program"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        "daemon shell program",
+        *(pytest.param(each, marks=pytest.mark.rest) for each in ("program daemon shell", "shell daemon program")),
+    ],
+)
 def test_a_kill_of_shell_program_and_daemon_in_any_order_frees_the_grant(own: Stage, order: str) -> None:
     program = f"{sys.executable} -m aimgpu exec --memory 1GiB --name inside -- sh -c 'sleep 300 & sleep 300; true'; true"
     shell = subprocess.Popen(["sh", "-c", program], env=own.environment)
@@ -323,6 +357,7 @@ def is_alive(pid: int) -> bool:
     return entry is not None and not entry.ended
 
 
+@pytest.mark.rest
 def test_a_later_daemon_adopts_it_and_its_end_frees_the_grant(own: Stage) -> None:
     process = own.exec("--memory 1GiB --name kept", "sleep", "300")
     instance = own.running("kept")["id"]

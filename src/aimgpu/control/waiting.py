@@ -8,6 +8,7 @@ from enum import StrEnum
 from aimgpu.control.dependencies import Timing
 from aimgpu.control.effects import REAL, Effects
 from aimgpu.control.plan.prepared import Prepared, revision_of
+from aimgpu.control.plan.stack import COMES_AFTER
 from aimgpu.domain import Deployment, Instance, InstanceState
 from aimgpu.ledger import Retry
 
@@ -119,12 +120,16 @@ def describe_retry(retry: Retry, now_ms: int) -> str:
     """For people: "failed 3 times, next try in 40 s: REASON"."""
     if retry.exhausted and not retry.failures:
         return f"gave up: {retry.reason}"
-    times = f"failed {retry.failures} time{'' if retry.failures == 1 else 's'}" if retry.failures else "waits for room"
+    times = f"failed {retry.failures} time{'' if retry.failures == 1 else 's'}" if retry.failures else _what_it_waits_for(retry)
     if retry.exhausted:
         return f"{times} and is not tried again until it is applied again: {retry.reason}"
     if retry.retry_at_ms is None:
         return f"{times}: {retry.reason}"
     return f"{times}, next try in {max(0, round((retry.retry_at_ms - now_ms) / 1000))} s: {retry.reason}"
+
+
+def _what_it_waits_for(retry: Retry) -> str:
+    return "waits" if retry.reason.startswith(COMES_AFTER) else "waits for room"
 
 
 _GIVEN_UP_SECONDS = 30.0  # after the last try: its callers are gone

@@ -20,7 +20,7 @@ from aimgpu.control.stack.stack_file import Stack, parse_stack
 from aimgpu.daemon.log_tail import follow_log, read_tail
 from aimgpu.daemon.programs import ProgramLine
 from aimgpu.daemon.status import Addresses, StatusSources, describe_status
-from aimgpu.domain import Deployment, ProcessIdentity, QueueSettings
+from aimgpu.domain import Deployment, InstanceState, ProcessIdentity, QueueSettings
 from aimgpu.domain.codec import decode
 from aimgpu.errors import AimGpuError, InvalidInput, NotAllowed, UnknownDeployment, from_os_error
 from aimgpu.keyfile import bearer_token
@@ -209,7 +209,8 @@ class _Api:
 
         def is_known() -> bool:
             try:
-                return any(instance.id == instance_id for instance in self._controller.instances())
+                found = (instance for instance in self._controller.instances() if instance.id == instance_id)
+                return any(instance.state is not InstanceState.ENDED for instance in found)
             except AimGpuError:  # the daemon is ending, and the ledger is closed
                 return False
 

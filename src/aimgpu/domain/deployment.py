@@ -80,6 +80,7 @@ class UserProgram:
     argv: tuple[str, ...]
     directory: str | None = None  # where it runs; None: in the run folder of its instance
     restart: RestartPolicy = RestartPolicy.NEVER
+    after: tuple[str, ...] = ()  # deployments: it starts once models of these answer and programs ended well
     caller: ProcessIdentity | None = None  # becomes the program itself once it has its grant; None: the daemon starts it
 
 

@@ -182,7 +182,7 @@ def print_failure(name: str, instance: Mapping[str, Any]) -> None:
         click.secho(f"{name} {reason}", fg="yellow", err=True)
     if instance.get("state") == "queued" and reason:
         # Of one that is tried again it begins with how often, and when.
-        known = reason.startswith(("waits for room", "failed "))
+        known = reason.startswith(("waits", "failed "))
         click.secho(f"{name} {reason}" if known else f"{name} waits for room: {reason}", fg="yellow", err=True)
     if instance.get("state") != "failed":
         return

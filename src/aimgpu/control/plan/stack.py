@@ -19,10 +19,11 @@ from aimgpu.control.plan.steps import (
     Wake,
     without_instances,
 )
-from aimgpu.domain import Deployment, Instance, InstanceState, Placement, Refusal
+from aimgpu.domain import Deployment, Instance, InstanceState, Placement, Refusal, RestartPolicy
 from aimgpu.placement import Snapshot
 from aimgpu.placement.decide import decide_all
 
+COMES_AFTER = "it comes after "
 _SETTLED = frozenset({InstanceState.READY, InstanceState.SLEEPING, InstanceState.ENDED, InstanceState.FAILED})
 
 
@@ -56,6 +57,9 @@ def plan_stack(
     What need not be kept loaded and does not fit now is registered, to be woken by a request. What sleeps in place and holds
     memory that is needed is unloaded.
     """
+    held = {item.name: reason for item in prepared if (reason := find_hold(item.deployment, state)) is not None}
+    if held:
+        return _without_held(prepared, state, held, deployments=deployments, prune=prune)
     names = {item.name for item in deployments} | {item.name for item in prepared}
     beside = tuple(name for name, item in state.wanted.items() if name not in names and not item.has_caller)
     going = [one for one in state.running if prune and one.deployment in beside]
@@ -89,7 +93,45 @@ def plan_stack_with_queue(
     if not refused or not refused <= waiting:
         return plan
     rest = [item for item in prepared if item.name not in refused]
-    return replace(plan_stack(rest, state, deployments=deployments, prune=prune), queued=tuple(sorted(refused)))
+    return replace(
+        plan_stack(rest, state, deployments=deployments, prune=prune), queued=tuple(sorted({*plan.queued, *refused}))
+    )
+
+
+def find_hold(deployment: Deployment, state: ControlState) -> str | None:
+    """Why a program that comes after others does not start yet; None: it may, or it runs already."""
+    program = deployment.overrides.program
+    if program is None or state.of(deployment.name):
+        return None
+    for name in program.after:
+        found = state.of(name)
+        before = state.wanted[name].overrides.program if name in state.wanted else None
+        if before is not None and before.restart is not RestartPolicy.ALWAYS:
+            good = bool(found) and all(one.end is not None and one.end.exit_code == 0 for one in found)
+        else:
+            good = any(one.state in (InstanceState.READY, InstanceState.SLEEPING) for one in found)
+        if not good:
+            states = ", ".join(dict.fromkeys(one.reason or one.state.value for one in found)) or "not started"
+            return f"{COMES_AFTER}{name} ({states})"
+    return None
+
+
+def _without_held(
+    prepared: Sequence[Prepared],
+    state: ControlState,
+    held: Mapping[str, str],
+    *,
+    deployments: Sequence[Deployment],
+    prune: bool,
+) -> Plan:
+    """What is asked for the first time is wanted and waits; what is tried again is refused with what it waits for."""
+    again = [item for item in prepared if item.name in held and state.wanted.get(item.name) == item.deployment]
+    if again:
+        refusals = tuple(Refusal(ask=item.name, summary=held[item.name], reasons=()) for item in again)
+        return Plan(refusals=refusals, refused=tuple(item.name for item in again))
+    rest = [item for item in prepared if item.name not in held]
+    plan = plan_stack(rest, state, deployments=deployments, prune=prune)
+    return plan if plan.refusals else replace(plan, queued=tuple(sorted(held)))
 
 
 def find_changes(

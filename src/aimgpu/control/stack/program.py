@@ -1,12 +1,13 @@
 """What a stack file says of a program: `programs: NAME`."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from aimgpu.control.stack.server import read_directory, read_words
 from aimgpu.control.stack.yaml_nodes import YamlNode
-from aimgpu.domain import Auto, RestartPolicy, UserProgram, Want
+from aimgpu.domain import Auto, Deployment, RestartPolicy, UserProgram, Want
 
-PROGRAM_KEYS = ("command", "directory", "restart")
+PROGRAM_KEYS = ("command", "directory", "restart", "after")
 _EXAMPLE = "[python, train.py]"
 
 
@@ -21,4 +22,22 @@ def read_program(node: YamlNode, fields: dict[str, YamlNode], want: Want, base_d
         argv=tuple(read_words(fields["command"], _EXAMPLE)),
         directory=read_directory(fields.get("directory"), base_directory),
         restart=RestartPolicy(fields["restart"].choice(RestartPolicy)) if "restart" in fields else RestartPolicy.NEVER,
+        after=tuple(dict.fromkeys(item.text("prepare") for item in fields["after"].items())) if "after" in fields else (),
     )
+
+
+def find_unreachable(deployments: Iterable[Deployment]) -> tuple[str, str] | None:
+    """A program that could never start, by its name, and why: it comes after what is not there, or after itself."""
+    after = {one.name: one.overrides.program.after if one.overrides.program else () for one in deployments}
+    for name, names in after.items():
+        seen, ahead = {name}, list(names)
+        while ahead:
+            other = ahead.pop()
+            if other == name:
+                return name, f"{name!r} comes after itself"
+            if other not in after:
+                return name, f"{name!r} comes after {other!r}, which is not in this file"
+            if other not in seen:
+                seen.add(other)
+                ahead += after[other]
+    return None

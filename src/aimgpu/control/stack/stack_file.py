@@ -9,7 +9,7 @@ from aimgpu.control.stack.adapters import ADAPTERS, read_adapters
 from aimgpu.control.stack.names import find_clash, read_aliases
 from aimgpu.control.stack.overrides import OVERRIDE_KEYS, read_overrides
 from aimgpu.control.stack.place import HOST_KEYS, PLACE_KEYS, read_host, read_place
-from aimgpu.control.stack.program import PROGRAM_KEYS, read_program
+from aimgpu.control.stack.program import PROGRAM_KEYS, find_unreachable, read_program
 from aimgpu.control.stack.queue import QUEUE_KEYS, read_queue
 from aimgpu.control.stack.server import COMMAND, SERVER_KEYS, read_server
 from aimgpu.control.stack.slo import SLO_KEYS, read_objective
@@ -158,6 +158,10 @@ def parse_stack(
     if clash is not None:
         node = models.get(clash.name) or programs[clash.name]
         raise node.complaint(clash.text, clash.hint, line=node.key_line)
+    unreachable = find_unreachable(deployments)
+    if unreachable is not None:
+        node = programs[unreachable[0]]
+        raise node.complaint(unreachable[1], "`after` names models and programs of this file.", line=node.key_line)
     return Stack(
         gpus=_gpu_choice(fields.get("gpus"), check_part),
         deployments=deployments,

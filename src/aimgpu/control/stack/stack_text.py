@@ -123,6 +123,7 @@ def _program(given: UserProgram | None) -> dict[str, Any]:
     return {
         "command": list(given.argv) if len(given.argv) > 1 else shlex.join(given.argv),
         "directory": given.directory,
+        "after": list(given.after) or None,
         "restart": given.restart.value if given.restart is not RestartPolicy.NEVER else None,
     }
 

@@ -1,4 +1,5 @@
 from dataclasses import dataclass, replace
+from json import loads
 from pathlib import Path
 
 import click
@@ -16,15 +17,19 @@ from aimgpu.domain.codec import encode
 from aimgpu.engines.models.hub import GGUF
 from aimgpu.engines.models.packaged import find_packaged
 from aimgpu.engines.protocols import LocalModel
-from aimgpu.errors import InvalidInput, UnknownModel
+from aimgpu.errors import InvalidInput, UnknownDeployment, UnknownModel
+from aimgpu.home import find_home, last_run
 from aimgpu.sizing import ENGINES, Catalogue, SizingRequest, estimate_footprint, parse_parameter_count
 from aimgpu.sizing.catalogue import resolve
 from aimgpu.sizing.engines.table import ENGINE_SIZINGS
 from aimgpu.sizing.fits import find_fits, find_savings
 from aimgpu.sizing.request import MOST_DEVICES
 from aimgpu.sizing.surplus import describe_service, spend_surplus
-from aimgpu.units import format_bytes, parse_bytes
+from aimgpu.units import MIB, format_bytes, parse_bytes
 from aimgpu.wiring import find_device, make_model_store
+
+_ROOM = 1.1  # times what it took
+_FULL = 0.99  # of a share: it may have wanted more
 
 
 @click.command(
@@ -34,9 +39,10 @@ from aimgpu.wiring import find_device, make_model_store
         'aimgpu size qwen3:8b --gpu "RTX 4090"',
         "aimgpu size ./models/smollm2.gguf --json",
         "aimgpu size acme/new-model --parameters 7B",
+        "aimgpu size --from-run train   # after `aimgpu exec --name train`",
     )
 )
-@click.argument("model")
+@click.argument("model", required=False)
 @gpu_option('A product such as MI300X or "RTX 4090". [the machine\'s own, else MI300X]')
 @click.option("--engine", type=click.Choice(ENGINES), help="The program that serves it. [the one that would run here]")
 @click.option("--engine-version", help="Memory differs between versions. [the installed one, else current]")
@@ -50,10 +56,12 @@ from aimgpu.wiring import find_device, make_model_store
 @click.option("--memory", help="Of a grant, such as 96GiB: what is more than the need goes to the KV cache where it can.")
 @click.option("--tensor-parallel", type=int, default=1, show_default=True, help="GPUs that one copy is split over.")
 @click.option("--parameters", help="Size of a model that nothing else is known of, such as 7B.")
+@click.option("--from-run", metavar="NAME", help="Instead of MODEL: what the last run of this program took.")
 @json_option
 def size(
-    model: str,
+    model: str | None,
     *,
+    from_run: str | None,
     gpu: str | None,
     engine: str | None,
     engine_version: str | None,
@@ -73,6 +81,11 @@ def size(
 
     MODEL is a name of the catalogue, a folder with config.json and safetensors, or a .gguf file (a path begins with / or ./).
     """
+    if from_run is not None and model is None:
+        _show_last_run(from_run, as_json=as_json)
+        return
+    if model is None or from_run is not None:
+        raise InvalidInput("size takes a MODEL, or --from-run", hint="For example: aimgpu size Qwen/Qwen3-8B")
     if engine_version is not None and not any(character.isdigit() for character in engine_version):
         raise InvalidInput(
             f"{engine_version!r} is no version", hint="Write it as the engine prints it, such as 0.11.0 or b9272."
@@ -207,3 +220,26 @@ def _print(request: SizingRequest, notes: tuple[str, ...], device: Device, *, gr
             click.echo(line)
     if footprint.flags and fits.whole:
         click.echo(f"Flags that make it so: {flag_line(footprint)}")
+
+
+def _show_last_run(name: str, *, as_json: bool) -> None:
+    """The most that it held, and what to ask for next time."""
+    try:
+        run = loads(last_run(find_home().path, Path(name).name).read_text())
+    except FileNotFoundError:
+        raise UnknownDeployment(
+            f"no run of a program {name!r} has ended here", hint="`aimgpu exec --name NAME` names one."
+        ) from None
+    peak, granted = run["peak_bytes"], run["granted_bytes"]
+    wanted = None if peak is None or peak >= granted * _FULL else -(-round(peak * _ROOM) // MIB) * MIB
+    if as_json:
+        print_json({"name": name, **run, "proposed_bytes": wanted})
+        return
+    share, seconds = format_bytes(granted, up=True), run["seconds"]
+    if peak is None:
+        click.echo(f"{name} had {share} for {seconds} s; nothing counted what it held.")
+    elif wanted is None:
+        click.echo(f"{name} held all of its {share} in {seconds} s, so it may need more.")
+    else:
+        click.echo(f"{name} held at most {format_bytes(peak, up=True)} of {share} in {seconds} s.")
+        click.echo(f"Next time: --memory {format_bytes(wanted, up=True)}, a tenth more than it took.")

@@ -85,8 +85,8 @@ def parse_token_rate(text: str) -> int:
 def format_bytes(count: int, *, up: bool = False) -> str:
     """A size that `parse_bytes` takes, with at most one decimal: "24GiB", "17.7GiB".
 
-    What is free or there is rounded down, so that it is there when it is typed back; `up` for what is needed, granted or in
-    use: a need never looks larger than its grant, and a grant that is typed back is no smaller.
+    Free sizes are rounded down, so that they exist when typed back. With `up`, for sizes that are needed, granted or in use,
+    it rounds up, so that a grant that is typed back is not smaller.
     """
     if count < 0:
         return "-" + format_bytes(-count, up=not up)

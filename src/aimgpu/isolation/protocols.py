@@ -57,10 +57,10 @@ class UsageMeter(Protocol):
 
 @runtime_checkable
 class PeakMeter(Protocol):
-    """An Isolator or Mechanism that knows the most of a Grant that was in use at once."""
+    """An Isolator or Mechanism that knows the most of a grant that was in use at once."""
 
     def read_peak_bytes(self, grant: Grant) -> int | None:
-        """Since the Grant is held; None: nothing of this kind holds it."""
+        """Since the grant is held; None: nothing of this kind holds it."""
 
 
 @runtime_checkable

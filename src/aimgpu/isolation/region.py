@@ -236,8 +236,8 @@ class Region:
     def charge_contexts(self, outside: Mapping[tuple[int, int], Measured]) -> None:
         """Charge processes (by pid and start time) for what the driver measured beside what the library counted.
 
-        Only where the count did not change meanwhile, and never less than the constant that a process is charged at first, nor
-        less than what a process that asks the driver itself has found: it does so while none of its calls is under way.
+        Only where the count did not change meanwhile. The charge never falls below the constant that a process is charged at
+        first, nor below the figure that a process read from the driver itself while none of its calls was under way.
         """
         for index, tenant in enumerate(self._layout.tenants):
             if tenant.state != layout.ACTIVE:

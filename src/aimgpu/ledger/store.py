@@ -281,8 +281,8 @@ class Ledger:
     ) -> tuple[Grant, ...]:
         """Give back what the instance holds, by the records it was charged with.
 
-        The instance leaves the ledger too, unless `keep` is what to show of it (a failed one with its last lines). `retry`
-        makes what is recorded about trying it again from what was: in the same write, so that a failed one never stands alone.
+        The instance leaves the ledger too, unless `keep` says what to show of it (a failed one with its last lines). `retry`
+        turns the earlier record of trying it again into the new one, in the same write.
         """
         held = tuple(self._state.held_by(instance_id))
         self._give_back(lambda: self._release(instance_id, keep, retry))

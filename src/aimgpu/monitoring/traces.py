@@ -37,8 +37,8 @@ class RequestObserver(Protocol):
 class RequestTraces:
     """An Observer of the gateway that passes every record on to another.
 
-    What cannot be sent in time is dropped and counted, never waited for; at the end of the process what is left is sent, for at
-    most `patience_seconds`: a collector that is down would else hold the daemon for half a minute.
+    Spans that cannot be sent in time are dropped and counted. At the end of the process the rest is sent, for at most
+    `patience_seconds`; otherwise a collector that is down would hold the daemon for half a minute.
     """
 
     def __init__(

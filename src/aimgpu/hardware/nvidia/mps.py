@@ -1,9 +1,12 @@
-"""MPS for our tenants only: one control daemon a partition, in directories of its own, with limits a tenant.
+"""MPS for our tenants only: one control daemon per partition, in directories of its own, with limits per tenant.
 
-Other users of the GPU never see these directories and run as before. NVIDIA's caveats, which decide what this may be used
-for: a tenant that starts while the daemon is down runs without MPS and without limits, so an environment is given out only
-by a daemon that answers; the memory limit counts CUDA's own allocations too; the limits are read from the tenant's
-environment, so a tenant that changes it changes its limit; a fault of one tenant can end the others.
+Other users of the GPU never see these directories and run as before. NVIDIA's caveats:
+
+- A tenant that starts while the daemon is down runs without MPS and without limits. So only a daemon that answers gives out an
+  environment.
+- The memory limit counts CUDA's own allocations too.
+- The limits are read from the tenant's environment, so a tenant that changes it changes its limit.
+- A fault of one tenant can end the others.
 """
 
 import fcntl

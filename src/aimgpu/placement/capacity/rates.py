@@ -1,8 +1,8 @@
 """The fewest devices that serve given rates: which partitions each service gets, and which layouts give them.
 
-Each service can be covered by several sets of partitions. Prices of partition kinds that no layout can beat make a lower bound
-out of the cheapest covers (a linear program, sharpened cover by cover); covers within the slack of that bound are then combined
-until a combination can be packed into that many layouts.
+Each service can be covered by several sets of partitions. A linear program finds prices of partition kinds,
+and with them the cheapest covers give a lower bound, sharpened cover by cover. Covers within the slack of that bound are then
+combined until a combination can be packed into that number of layouts.
 """
 
 from collections.abc import Mapping, Sequence

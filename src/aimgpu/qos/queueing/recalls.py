@@ -2,8 +2,8 @@
 
 A slot in use cannot be shared, so where all slots are long in use no order of a queue keeps a promise that is tighter than one
 request's time. What is recalled loses the time it ran, keeps its age and its place, and starts again. Three bounds keep that
-from costing more than it helps: how often one request may be recalled, how near to its own due it may be, and how much of
-the time that lower work runs may be lost in all.
+from costing more than it helps: the recalls of one request, the time that must be left until it is due itself, and the part of
+the time of lower work that may be lost in all.
 """
 
 from collections.abc import Iterable

@@ -1,15 +1,15 @@
 """How much of the GPU a model's promises leave to its neighbours: a feedback controller, one per model. No clock, no I/O.
 
-Each tick takes the times that were measured since the last one (per token, to the first token, per request), estimates the
-promised percentile of each, and moves the share that lower-priority tenants may use while the model works, so that a little
-less than what a promise allows is late. What the share costs is learned, so that the steps suit light and heavy neighbours
-alike. When most of what was measured is late the share is cut at once, and goes up only slowly near the share at which that
-happened, so that it settles instead of swinging. A model is steered by its own promises alone.
+Each tick takes the times that were measured since the last one (per token, to the first token, per request) and estimates the
+promised percentile of each. It then moves the share that lower-priority tenants may use while the model works. The goal is that
+a little less is late than a promise allows. The cost of the share is learned, so the steps suit light and heavy neighbours.
+When most times are late, the share is cut at once. It goes up only slowly near the share at which that happened, so that it
+settles instead of swinging. A model is steered by its own promises alone.
 
-A share of 1 is more than a little beyond 0.99: the gate is open, launches are no longer counted and wait for nothing. Where the
-neighbour is held to a part of the units (MPS, CU masks) that costs the model little and gives the neighbour twice as much, so
-it is tried early, where what was measured allows it to be hoped for. It stays open while no more is late than is allowed; where
-a promise breaks, the share of before is taken again, and the next trial comes much later.
+A share of 1 is more than a little beyond 0.99: the gate is open, and launches are neither counted nor held. Where the neighbour
+is held to a part of the units (MPS, CU masks), that costs the model little and gives the neighbour twice as much. It is tried
+early, if the measurements allow it. It stays open while no more is late than is allowed. When a promise breaks, the earlier
+share is restored, and the next trial comes much later.
 """
 
 import math

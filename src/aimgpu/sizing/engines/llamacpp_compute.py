@@ -1,9 +1,12 @@
 """The scheduler's buffer of llama.cpp: the widest moment of the graph for one micro-batch.
 
-Read off llama.cpp's source, by build: 9410 (#23764) keeps the mask of flash attention in 16 bits, 9460 (#23861) lets
-llama-server reserve logits for one token a slot, 9489 (#23907) keeps a 16-bit copy of a quantised layer's keys and values
-beside the result of flash attention on CUDA and HIP. How many tensors of the layer's width live beside the feed-forward part is
-from logs: two to four on a GPU, five on the CPU.
+From llama.cpp's source, by build:
+
+- 9410 (#23764) keeps the mask of flash attention in 16 bits.
+- 9460 (#23861) lets llama-server reserve logits for one token per slot.
+- 9489 (#23907) keeps a 16-bit copy of a quantised layer's keys and values beside the result of flash attention on CUDA and HIP.
+
+The number of tensors of the layer's width beside the feed-forward part is from logs: two to four on a GPU, five on the CPU.
 """
 
 from dataclasses import dataclass

@@ -111,7 +111,7 @@ def test_a_change_of_a_model_that_was_released_meanwhile_does_not_bring_it_back(
     controller.apply([deployment("chat")])
 
     def release_first(item: Deployment) -> Deployment:
-        controller.release(["chat"])
+        controller._dependencies.ledger.unwant("chat")
         return urgent(item)
 
     with pytest.raises(Conflict, match="released meanwhile"):

@@ -1,6 +1,5 @@
 """Room that plans under way still need, names that they hold, and layouts that they change, as other plans see them."""
 
-import threading
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
 
+from aimgpu.control.effects import REAL
+from aimgpu.control.loop import Loop
 from aimgpu.control.reservations import Reservations
+from aimgpu.control.snapshots import Reading
 from aimgpu.domain import Grant, Level, Priority
 from aimgpu.errors import Conflict
 from aimgpu.hardware.simulated import SimulatedHardware
@@ -19,6 +21,10 @@ from aimgpu.units import GIB
 DEVICES = SimulatedHardware([("MI300X", 2)]).read_devices()
 PARTITIONS = [device.layout.partitions[0] for device in DEVICES]
 sizes = st.integers(1, 90)
+
+
+def made() -> Reservations:
+    return Reservations(Loop(REAL, lambda: Reading(states=())))
 
 
 def grant(owner: str, gib: int, gpu: int = 0, *, exclusive: bool = False) -> Grant:
@@ -52,7 +58,7 @@ def free_gib(found: Snapshot, gpu: int = 0) -> int:
 @settings(max_examples=examples(20))
 @given(sizes, sizes)
 def test_reserved_room_is_taken_until_it_is_dropped(held: int, wanted: int) -> None:
-    reservations = Reservations()
+    reservations = made()
     now = snapshot(grant("chat-0", held))
     before = free_gib(now)
     reservations.reserve((1, 0), [grant("code-0", wanted)])
@@ -66,7 +72,7 @@ def test_reserved_room_is_taken_until_it_is_dropped(held: int, wanted: int) -> N
 @given(sizes, sizes)
 def test_what_a_replaced_instance_still_holds_counts_once(held: int, wanted: int) -> None:
     """The larger of the two is needed, not their sum: the old one ends before the new one is charged."""
-    reservations = Reservations()
+    reservations = made()
     now = snapshot(grant("chat-0", held))
     whole = free_gib(snapshot())
     reservations.reserve((1, 0), [grant("chat-1", wanted)], ["chat-0"])
@@ -77,21 +83,21 @@ def test_what_a_replaced_instance_still_holds_counts_once(held: int, wanted: int
 @settings(max_examples=examples(20))
 @given(st.lists(sizes, min_size=1, max_size=4), sizes)
 def test_several_starts_share_what_one_end_frees(wanted: list[int], held: int) -> None:
-    reservations = Reservations()
+    reservations = made()
     reservations.reserve((1, 0), [grant(f"new-{number}", gib) for number, gib in enumerate(wanted)], ["old-0"])
     left = free_gib(reservations.apply_to(snapshot(grant("old-0", held))))
     assert left == free_gib(snapshot()) - max(held, sum(wanted))
 
 
 def test_a_partition_of_its_own_stays_reserved_although_its_holder_is_still_there() -> None:
-    reservations = Reservations()
+    reservations = made()
     reservations.reserve((1, 0), [grant("new-0", 10, exclusive=True)], ["old-0"])
     shown = reservations.apply_to(snapshot(grant("old-0", 50)))
     assert [one.instance_id for _, state in shown.devices() for one in state.grants] == ["old-0", "new-0"]
 
 
 def test_chains_of_one_operation_are_dropped_one_by_one() -> None:
-    reservations = Reservations()
+    reservations = made()
     reservations.reserve((1, 0), [grant("a-0", 10)])
     reservations.reserve((1, 1), [grant("b-0", 20)])
     reservations.drop((1, 0))
@@ -102,7 +108,7 @@ def test_chains_of_one_operation_are_dropped_one_by_one() -> None:
 
 
 def test_a_gpu_whose_layout_changes_is_not_there_for_others() -> None:
-    reservations = Reservations()
+    reservations = made()
     assert not reservations.layouts_change
     reservations.block((1, 0), [PARTITIONS[0].id], [DEVICES[0].id])
     assert reservations.layouts_change
@@ -114,20 +120,8 @@ def test_a_gpu_whose_layout_changes_is_not_there_for_others() -> None:
     assert reservations.apply_to(snapshot()) == snapshot()
 
 
-def test_those_who_wait_for_a_layout_go_on_when_it_settles() -> None:
-    reservations = Reservations()
-    reservations.wait_for_layouts(60.0)  # nothing changes: at once
-    reservations.block((1, 0), [PARTITIONS[0].id], [DEVICES[0].id])
-    waiting = threading.Thread(target=reservations.wait_for_layouts, args=(60.0,))
-    waiting.start()
-    while waiting.is_alive():
-        reservations.unblock((1, 0))
-        waiting.join(0.01)
-    assert not reservations.layouts_change
-
-
 def test_a_name_is_claimed_once_until_its_claim_ends() -> None:
-    reservations = Reservations()
+    reservations = made()
     first = reservations.claim("chat", "r1", 1)
     with pytest.raises(Conflict, match="chat is being changed by another operation") as caught:
         reservations.claim("chat", "r2", 2)
@@ -135,14 +129,14 @@ def test_a_name_is_claimed_once_until_its_claim_ends() -> None:
     assert reservations.claims_on(["chat", "code", "chat"]) == [first]
     reservations.end_claim(first)
     reservations.end_claim(first)
-    assert first.ended.is_set()
+    assert first.ended
     second = reservations.claim("chat", "r2", 2)
     reservations.end_claim(first)
     assert reservations.claims_on(["chat"]) == [second], "ending the first again leaves the second"
 
 
 def test_claims_of_those_that_will_need_room_are_found_by_partition() -> None:
-    reservations = Reservations()
+    reservations = made()
     claim = reservations.claim("chat", "r", 1)
     reservations.reserve((1, 0), [grant("chat-0", 10)])
     assert reservations.claims_for_room_on([PARTITIONS[0].id]) == [claim]
@@ -150,7 +144,7 @@ def test_claims_of_those_that_will_need_room_are_found_by_partition() -> None:
 
 
 def test_instances_that_are_ending_are_not_counted_on() -> None:
-    reservations = Reservations()
+    reservations = made()
     now = replace(snapshot(grant("chat-0", 10)), running={})
     reservations.begin_ending(["chat-0", "code-0"])
     assert reservations.is_ending("chat-0")

@@ -2,11 +2,11 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.control.side_threads import in_thread, wait_for
 from tests.control.world import Machine, check_ledger, deployment
 
 from aimgpu.control.controller import Controller
@@ -28,18 +28,23 @@ def kill_all(machine: Machine, controller: Controller) -> None:
 
 
 def restart_together(controller: Controller, count: int, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Planning is held up until so many wait for it; `meanwhile` is called then."""
+    """The loop is held up until so many wait for it; `meanwhile` is called then."""
     restarting = threading.Thread(target=controller.supervise, kwargs={"wait": True})
-    waiting = controller._placer._shared
-    with controller._lock:
-        restarting.start()
-        until = time.monotonic() + BOUND_SECONDS
-        while len(waiting._waiting) < count:
-            assert time.monotonic() < until
-            time.sleep(0.005)
-        meanwhile()
-    restarting.join(BOUND_SECONDS)
-    assert not restarting.is_alive()
+    loop, held, go_on = controller._loop, threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        go_on.wait(BOUND_SECONDS)
+
+    holding = in_thread(lambda: loop.decide(hold))
+    assert held.wait(BOUND_SECONDS)
+    restarting.start()
+    wait_for(lambda: len(loop._posted) >= count)
+    meanwhile()
+    go_on.set()
+    for thread in (holding, restarting):
+        thread.join(BOUND_SECONDS)
+        assert not thread.is_alive()
 
 
 def ready(controller: Controller) -> list[str]:

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.control.side_threads import in_thread, wait_for
 from tests.control.world import FakeEngine, Machine, boot, deployment
 
 from aimgpu.control.dependencies import Timing
 from aimgpu.control.placing import PlaceRequest
 from aimgpu.control.plan.preparation import prepare
-from aimgpu.control.reservations import DeploymentClaim, Reservations
+from aimgpu.control.reservations import DeploymentClaim
 from aimgpu.engines.protocols import Health, HealthState
 from aimgpu.hardware.visible_devices import join_environment
 
@@ -52,51 +53,36 @@ def test_they_start_one_after_the_other(tmp_path: Path) -> None:
     controller.close()
 
 
-class EndsWhenWaitedFor:
-    """The flag of a claim that another operation holds until somebody waits for it."""
-
-    def __init__(self, reservations: Reservations, claim: DeploymentClaim) -> None:
-        self._reservations, self._claim = reservations, claim
-        self.waits = 0
-
-    def wait(self, _seconds: float) -> bool:
-        self.waits += 1
-        self._reservations.end_claim(self._claim)
-        return True
-
-    def is_set(self) -> bool:
-        return self.waits > 0
-
-    def set(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize("what", ["wake", "apply"])
 def test_what_another_operation_holds_is_waited_for_and_not_asked_for_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     controller = boot(Machine(tmp_path))
-    placer, wish = controller._placer, deployment("chat")
+    placer, loop, wish = controller._placer, controller._loop, deployment("chat")
     if what == "wake":
         controller.apply([wish])
     item = prepare(controller._dependencies, wish, lambda _: None, may_fetch=False)
     reservations = placer._reservations
-    claim = reservations.claim("chat", "r", 1)
-    flag: Any = EndsWhenWaitedFor(reservations, claim)
-    claim.ended = flag
+    claim = loop.decide(lambda: reservations.claim("chat", "r", 1))
     looks = 0
     find = reservations.claims_on
 
     def count(names: Any) -> list[DeploymentClaim]:
         nonlocal looks
         looks += 1
-        assert looks < 50, "it looks again and again"
         return find(names)
 
     monkeypatch.setattr(reservations, "claims_on", count)
-    if what == "wake":
-        placer.place_waking(item, ())
-    else:
-        placer.place(PlaceRequest(deployments=[wish]), lambda _: None)
-    assert flag.waits == 1
+    request = PlaceRequest(deployments=[wish])
+    place = (lambda: placer.place_waking(item, ())) if what == "wake" else (lambda: placer.place(request, lambda _: None))
+    placing = in_thread(place)
+    wait_for(lambda: looks > 0)
+    for _ in range(20):
+        loop.decide(lambda: None)  # it looks whether the wait is over, and does not plan again
+    assert looks == 1
+    assert placing.is_alive()
+    loop.decide(lambda: reservations.end_claim(claim))
+    placing.join(60)
+    assert not placing.is_alive()
+    assert looks <= 3
     controller.close()

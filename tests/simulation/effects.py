@@ -130,9 +130,6 @@ class SimEffects:
     def lock(self) -> SimLock:
         return SimLock(self._scheduler)
 
-    def reentrant_lock(self) -> SimLock:
-        return SimLock(self._scheduler, reentrant=True)
-
     def permits(self, count: int) -> SimLock:
         return SimLock(self._scheduler, count=count)
 

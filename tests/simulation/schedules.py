@@ -223,7 +223,7 @@ class _Schedule:
         if not self._scheduler.block(lambda: not self._under_way, deadline):
             raise Violation(f"an operation does not end: {self._scheduler.left(self._machine.life)}")
         self._pause(SETTLE_SECONDS)
-        left = [name for name in self._scheduler.left(self._machine.life) if name != "supervision"]
+        left = [name for name in self._scheduler.left(self._machine.life) if name not in ("supervision", "loop")]
         if left:
             self._pause(SETTLE_SECONDS)  # a try for room that is under way now is none that hangs
 

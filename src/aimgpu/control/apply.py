@@ -1,7 +1,7 @@
 """Carries out plans: records the operation, ends, changes layouts, charges, starts; undoes what failed half-way.
 
-A plan is committed under the planning lock (what is wanted, what can be charged at once, what is reserved) and run without it:
-nothing is locked while an engine drains or loads.
+A plan is committed on the thread of the loop (what is wanted, what can be charged at once, what is reserved) and carried out in
+others. What they decide on the way, they decide there too.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from aimgpu.control.dependencies import Dependencies
-from aimgpu.control.effects import Lock
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.instance.lifecycle import Lifecycle
+from aimgpu.control.loop import Loop
 from aimgpu.control.plan.asleep import awake_grants
 from aimgpu.control.plan.new_instance import make_instance
 from aimgpu.control.plan.prepared import Prepared, revision_of
@@ -77,15 +77,10 @@ class PlanOutcome:
 
 
 class Applier:
-    """`lock` is the planning lock."""
+    """Commits on the thread of the loop; carries out in any other."""
 
     def __init__(
-        self,
-        dependencies: Dependencies,
-        lifecycle: Lifecycle,
-        reservations: Reservations,
-        statistics: Statistics,
-        lock: Lock,
+        self, dependencies: Dependencies, lifecycle: Lifecycle, reservations: Reservations, statistics: Statistics, loop: Loop
     ) -> None:
         self._dependencies = dependencies
         self._effects = dependencies.effects
@@ -93,7 +88,7 @@ class Applier:
         self._lifecycle = lifecycle
         self._reservations = reservations
         self._statistics = statistics
-        self._lock = lock
+        self._loop = loop
         self._open: set[int] = set()  # from the commit until the ledger has its end
 
     @property
@@ -101,10 +96,11 @@ class Applier:
         """Whether an operation is committed and not closed."""
         return bool(self._open)
 
-    # --- with the lock ---
+    # --- on the thread of the loop ---
 
     def commit(self, plan: Plan, snapshot: Snapshot) -> CommittedPlan:
-        """Record what the plan wants and charge or reserve what it needs; all or nothing. The caller holds the lock."""
+        """Record what the plan wants and charge or reserve what it needs; all or nothing."""
+        self._loop.require()
         names = [*(item.name for item in plan.wants), *plan.unwants]
         before = {name: self._ledger.deployment(name) for name in names}
         operation = CommittedPlan(id=0, plan=plan, snapshot=snapshot, before=before)
@@ -231,7 +227,7 @@ class Applier:
             self._reservations.end_claim(claim)
         self._reservations.stop_ending(_ended(operation.plan))
 
-    # --- without the lock ---
+    # --- in any other ---
 
     def run(self, operation: CommittedPlan, emit: Emit) -> PlanOutcome:
         """Chains side by side, the stages of each in order. An error is in the outcome, with what was undone for it."""
@@ -246,8 +242,11 @@ class Applier:
 
     def _keep(self, changed: Sequence[Deployment]) -> None:
         """What was released meanwhile stays released."""
-        with self._lock:
+
+        def keep() -> None:
             self._ledger.want(*(item for item in changed if self._ledger.deployment(item.name) is not None))
+
+        self._loop.decide(keep)
 
     @contextmanager
     def closing(self, operation: CommittedPlan) -> Iterator[None]:
@@ -255,8 +254,17 @@ class Applier:
         try:
             yield
         finally:
-            with self._lock:
-                self._close(operation)
+            self._loop.decide(lambda: self._close(operation))
+
+    @contextmanager
+    def closed_by_errors(self, operation: CommittedPlan | None) -> Iterator[None]:
+        """What fails between the commit and the first step ends the operation."""
+        try:
+            yield
+        except BaseException:
+            if operation is not None:
+                self._loop.decide(lambda: self._close(operation))
+            raise
 
     def end_all(self, steps: Sequence[End], emit: Emit) -> list[bool]:
         """Side by side; for each, False where requests kept it busy."""
@@ -336,9 +344,10 @@ class Applier:
 
         What was not charged with the plan is charged on the layouts as they are now: a partition may be gone since.
         """
-        ready = operation.charged.pop(index, None)
-        snapshot = take_snapshot(self._dependencies) if ready is None else operation.snapshot
-        with self._lock:
+        snapshot = operation.snapshot if index in operation.charged else take_snapshot(self._dependencies)
+
+        def charge() -> list[Charged]:
+            ready = operation.charged.pop(index, None)
             if ready is None:
                 wanted = [now for step in steps if (now := self._as_wanted_now(operation, step)) is not None]
                 if steps and not wanted:
@@ -350,6 +359,8 @@ class Applier:
                     claim.starting.add(instance.id)
             return ready
 
+        return self._loop.decide(charge)
+
     def _as_wanted_now(self, operation: CommittedPlan, step: Begin) -> Begin | None:
         """With the settings that were amended since it was planned; None where it was released or changed."""
         claim = operation.claims.get(step.deployment)
@@ -360,10 +371,13 @@ class Applier:
 
     def end_claims(self, operation: CommittedPlan, steps: Sequence[Begin]) -> None:
         """They are charged: other requests for the same deployments may go on."""
-        with self._lock:
+
+        def end() -> None:
             for step in steps:
                 if (claim := operation.claims.get(step.deployment)) is not None:
                     self._reservations.end_claim(claim)
+
+        self._loop.decide(end)
 
     def start(self, operation: CommittedPlan, charged: Sequence[Charged], emit: Emit) -> list[Instance]:
         """All side by side; those that sleep in place have a process already and are woken."""
@@ -385,16 +399,18 @@ class Applier:
 
     def forget_preempted(self, steps: Sequence[Preempt]) -> None:
         """They are placed again, not left asleep."""
-        with self._lock:
+
+        def forget() -> None:
             for step in steps:
                 instance = self._ledger.instance(step.instance_id)
                 if instance is not None and instance.state is InstanceState.SLEEPING and not instance.grants:
                     self._ledger.forget(instance.id)
 
+        self._loop.decide(forget)
+
     def undo_wanted(self, operation: CommittedPlan, names: Sequence[str]) -> None:
         """What could not be charged is not wanted either: the next start must not bring up what the user was refused."""
-        with self._lock:
-            self._restore_wanted(operation, names)
+        self._loop.decide(lambda: self._restore_wanted(operation, names))
 
 
 class _ChainRun:
@@ -464,7 +480,7 @@ class _ChainRun:
         started = self._applier.start(self._operation, charged, self._emit)
         self._outcome.started += started
         good = all(instance.state in (InstanceState.READY, InstanceState.SLEEPING) for instance in started)
-        superseded = {step.deployment for step in steps if self._operation.claims[step.deployment].superseded.is_set()}
+        superseded = {step.deployment for step in steps if self._operation.claims[step.deployment].superseded}
         # The request that came later may be refused: then nothing else would end what was given up for it.
         given_up = [one for one in started if one.state is InstanceState.ABSENT and one.deployment in superseded]
         self._applier.drop_cancelled(given_up, self._emit)

@@ -1,7 +1,7 @@
 """Deploy, release, reconcile, partition: the one owner of what runs on this machine.
 
-Planning and charging happen one at a time, under a lock that is never held while an engine loads or drains. Everything that
-changes the machine is a Plan, carried out by the Applier and recorded as one operation in the ledger.
+What changes is decided on one thread (`loop.py`). Everything that changes the machine is a Plan, carried out by the Applier and
+recorded as one operation in the ledger.
 """
 
 import math
@@ -17,6 +17,7 @@ from aimgpu.control.effects import Effects
 from aimgpu.control.events import Emit, Event, EventKind, ignore
 from aimgpu.control.instance.lifecycle import Lifecycle
 from aimgpu.control.instance.recorder import state_event
+from aimgpu.control.loop import Loop, NotYet
 from aimgpu.control.placing import Placer, PlaceRequest, PlacerParts
 from aimgpu.control.plan.eviction import Resident
 from aimgpu.control.plan.layout import (
@@ -33,7 +34,7 @@ from aimgpu.control.plan.steps import Plan, PutToSleep, Release
 from aimgpu.control.repairs import Repair, Repairs
 from aimgpu.control.reservations import Reservations
 from aimgpu.control.restarts import Attempt, Restarts
-from aimgpu.control.snapshots import SharedReading, process_owners, read_gpus, snapshot_of
+from aimgpu.control.snapshots import Reading, process_owners, read_gpus, snapshot_of
 from aimgpu.control.statistics import Statistics
 from aimgpu.control.threads import Background, side_by_side
 from aimgpu.control.waiting import Wait, WaitingWakes, find_abandoned, find_diverged, find_waiting, still_diverged
@@ -48,7 +49,6 @@ from aimgpu.placement import Snapshot
 from aimgpu.placement.preemption.eviction_sets import Limits
 
 _HOUR_SECONDS = 3600.0
-_LOOK_SECONDS = 0.2
 _BOUND_LOGS_SECONDS = 5.0
 _DIVERGED_SECONDS = 5.0
 _NOTHING = Snapshot(nodes=())  # for plans that place nothing
@@ -77,22 +77,19 @@ class Controller:
         self.changes = ChangeCounter(dependencies.effects)
         self.statistics = Statistics()
         self._effects = dependencies.effects
-        self._lock = self._effects.reentrant_lock()  # held while planning and charging; never while an engine drains or loads
-        self._reservations = Reservations(self._effects)
+        self._loop = Loop(self._effects, lambda: read_gpus(dependencies))
+        self._reservations = Reservations(self._loop)
         self._lifecycle = Lifecycle(dependencies, self.changes)
-        self._applier = Applier(dependencies, self._lifecycle, self._reservations, self.statistics, self._lock)
+        self._applier = Applier(dependencies, self._lifecycle, self._reservations, self.statistics, self._loop)
         self._restarts = Restarts(dependencies, self._place_again, self.changes)
         self._repairs = Repairs(dependencies, self._lifecycle)
         self._waking = WaitingWakes(self._effects)
-        self._ending = self._effects.flag()  # set under the lock: after it nothing is charged
         parts = PlacerParts(
             lifecycle=self._lifecycle,
             applier=self._applier,
             reservations=self._reservations,
             waking=self._waking,
-            lock=self._lock,
-            ending=self._ending,
-            readings=SharedReading(dependencies),
+            loop=self._loop,
             recent_preemptions=self._recent_preemptions,
         )
         self._placer = Placer(dependencies, parts)
@@ -170,7 +167,8 @@ class Controller:
             if not dry_run:
                 self._count(plan, None)
             return ApplyResult(plan=plan, instances=self._of(names))
-        self._forget(operation, {name: retry for name, retry in known.items() if name not in plan.queued})
+        with self._applier.closed_by_errors(operation):
+            self._restarts.forget({name: retry for name, retry in known.items() if name not in plan.queued})
         operation.gives_up = (
             frozenset(names) - served - {name for name, retry in known.items() if retry.retry_at_ms is not None}
         )
@@ -186,30 +184,29 @@ class Controller:
 
         `final`: nothing is deployed afterwards, and what is being prepared is refused; undone where the release fails.
         """
-        ends = False
+        ends = final and not self._loop.ending
+
         try:
-            with self._lock:
-                if final:
-                    ends = not self._ending.is_set()
-                    self._ending.set()
-                operation = self._commit_release(names)
-            self._run(operation, emit)
+            if ends:
+                self._loop.decide(self._loop.end)
+            self._run(self._loop.decide(lambda: self._commit_release(names)), emit)
             self._lifecycle.remove_left_folders()
         except BaseException:
             if ends:
-                self._ending.clear()
+                self._loop.decide(self._loop.go_on)
             raise
 
     def sleep(self, name: str, *, emit: Emit = ignore) -> bool:
         """Unload a deployment and free its memory; a request will wake it. False where it was busy."""
-        with self._lock:
+
+        def decide() -> CommittedPlan | None:
             ready = [one for one in self._of([name]) if one.state is InstanceState.READY]
             steps = [PutToSleep(deployment=name, replica=one.replica, instance_id=one.id) for one in ready]
-            if not steps:
-                return False
             plan = Plan(operation="sleep", chains=tuple((step,) for step in steps))
-            operation = self._applier.commit(plan, _NOTHING)
-        return not self._run(operation, emit).busy
+            return self._applier.commit(plan, _NOTHING) if steps else None
+
+        operation = self._loop.decide(decide)
+        return operation is not None and not self._run(operation, emit).busy
 
     def wake(
         self,
@@ -235,71 +232,80 @@ class Controller:
         outcome = self._run(operation, emit)
         if outcome.busy:
             plan = Plan(operation="wake", refusals=(_busy_refusal(name, outcome.busy),), room_may_come=True)
-            self._waking.refused(item)
+            self._loop.decide(lambda: self._waking.refused(item))
         return ApplyResult(plan=plan, instances=self._of([name]))
 
     def change_layout(
         self, device_id: str, layout: str, *, reload_driver: bool = False, dry_run: bool = False, emit: Emit = ignore
     ) -> PlannedLayoutChange:
         """Stop what is in the way, change the layout, verify it, bring back what fits; on failure everything is restored."""
-        while True:
-            occupants, reading = self._read_occupants(), self._placer.read_gpus()
-            with self._lock:
-                if self._placer.is_stale(reading):
-                    continue
-                state = self._placer.read_state(reading)
-                change = find_layout_change(state.snapshot, device_id, layout, occupants)
-                if dry_run or change.changes_nothing:
-                    return change
-                self._placer.check_open()
-                check_layout_change(change, occupants, reload_driver=reload_driver)
-                if not self._reservations.holds(change.idle):
-                    operation = self._applier.commit(plan_layout(change, state, reload_driver=reload_driver), state.snapshot)
-                    break
-            self._effects.pause(_LOOK_SECONDS)  # another operation still needs room there
-        self._run(operation, emit)
+
+        def decide(occupants: Occupants, reading: Reading) -> tuple[PlannedLayoutChange, CommittedPlan | None] | NotYet:
+            state = self._placer.read_state(reading)
+            change = find_layout_change(state.snapshot, device_id, layout, occupants)
+            if dry_run or change.changes_nothing:
+                return change, None
+            check_layout_change(change, occupants, reload_driver=reload_driver)
+            if self._reservations.holds(change.idle):  # another operation still needs room there
+                return NotYet(lambda: not self._reservations.holds(change.idle), then_none=True)
+            return change, self._applier.commit(plan_layout(change, state, reload_driver=reload_driver), state.snapshot)
+
+        while (found := self._loop.place(partial(decide, self._read_occupants()))) is None:
+            pass
+        change, operation = found
+        if operation is not None:
+            self._run(operation, emit)
         return change
 
     def resize(self, name: str, memory_bytes: int, *, dry_run: bool = False) -> Resize:
         """Change what a running model may hold on each of its GPUs, without restarting it."""
+        used = {grant.id: self._used_bytes(grant) for instance in self._of([name]) for grant in instance.grants}
         with ExitStack() as held:
-            reading = self._placer.read_gpus()
-            with self._lock:
-                self._placer.check_open()
-                if self._placer.is_stale(reading):
-                    raise Conflict("a GPU's layout changed meanwhile", hint="Try again.")
+
+            def decide(reading: Reading) -> tuple[Resize, CommittedPlan | None]:
                 state = self._placer.read_state(reading)
                 instances = resizable_instances(state, name)
-                used = {grant.id: self._used_bytes(grant) for instance in instances for grant in instance.grants}
+                if any(grant.id not in used for instance in instances for grant in instance.grants):
+                    raise Conflict(f"{name} was started again meanwhile", hint="Try again.")
                 changes = find_resize(state, name, memory_bytes, used)
                 engine = self._dependencies.engines.get(instances[0].engine)
                 note = engine.resize_note if isinstance(engine, ResizeNoter) else _AT_ONCE
-                if not dry_run:
-                    held.enter_context(self._lifecycle.holding_all(instances))
-                    operation = self._applier.commit(plan_resize(state, name, memory_bytes, changes), state.snapshot)
-            if not dry_run:  # without the lock: what fails is undone, and that takes it
+                resize = Resize(deployment=name, changes=changes, note=note)
+                if dry_run:
+                    return resize, None
+                held.enter_context(self._lifecycle.holding_all(instances))
+                return resize, self._applier.commit(plan_resize(state, name, memory_bytes, changes), state.snapshot)
+
+            found, operation = self._loop.place(decide)
+            if operation is not None:
                 self._run(operation, ignore)
-        return Resize(deployment=name, changes=changes, note=note)
+        return found
 
     def amend(self, name: str, change: Callable[[Deployment], Deployment]) -> Deployment:
         """Change settings of a deployment that take effect while it runs, also while it is being started; nothing restarts."""
-        with self._lock:
+
+        def decide() -> Deployment:
             before = self._find(name)
             after = change(before)
             former, revision = revision_of(before), revision_of(after)
             self._ledger.amend(after, former=former, revision=revision)
             self._reservations.amend_claim(name, former=former, revision=revision)
+            return after
+
+        after = self._loop.decide(decide)
         self.changes.notify()
         return after
 
     def stop_instance(self, instance_id: str, *, restart: bool, emit: Emit = ignore) -> None:
         """Stop one instance and free what it holds; its deployment stays wanted, and is started again with `restart`."""
-        with self._lock:
+
+        def decide() -> CommittedPlan:
             found = [one for one in self.instances() if one.id == instance_id]
             names = tuple(one.deployment for one in found) if restart else ()
             plan = Plan(operation="stop", chains=tuple((Release.of(one),) for one in found), restarts=names)
-            operation = self._applier.commit(plan, _NOTHING)
-        self._run(operation, emit)
+            return self._applier.commit(plan, _NOTHING)
+
+        self._run(self._loop.decide(decide), emit)
 
     def note_ended(self, name: str, *, emit: Emit = ignore) -> None:
         """Look at a program now: what ended is recorded or started again, and what a caller brought is forgotten."""
@@ -314,12 +320,11 @@ class Controller:
 
     def reconcile(self, *, emit: Emit = ignore, wait: bool = True) -> tuple[Repair, ...]:
         """Make the ledger equal the truth after whatever happened: adopt, restart, release, stop."""
-        devices = self._devices_at_start(emit)
-        with self._lock:
-            repairs, adoptions = self._repairs.decide(devices)
+        devices, alive = self._devices_at_start(emit), self._repairs.find_running()
+        with self._loop.placing_nothing():
+            repairs, adoptions = self._loop.decide(lambda: self._repairs.decide(devices, alive))
             restarts = self._repairs.carry_out(repairs, emit)
-            for left_open in self._ledger.operations():
-                self._ledger.finish(left_open.id)  # what it wanted is in the ledger, and is started below
+            self._loop.decide(self._applier.close_left_open)  # what they wanted is in the ledger, and is started below
         lost = self._repairs.adopt(adoptions, emit, wait=wait, on_lost=lambda name: self._on_lost(name, emit))
         wanted = {deployment.name: deployment for deployment in self.deployments()}
         missing = wanted.keys() - {instance.deployment for instance in self.instances()}
@@ -355,6 +360,7 @@ class Controller:
         self._background.close(max(0.0, deadline - self._effects.now()))
         while self._applier.is_busy and self._effects.now() < deadline:
             self._effects.pause(0.01)
+        self._loop.close()
         self._ledger.close()
 
     # --- placing ---
@@ -376,7 +382,7 @@ class Controller:
         if unknown:
             raise UnknownDeployment.of(*unknown, known=wanted)
         for claim in self._reservations.claims_on(chosen):
-            claim.superseded.set()
+            claim.superseded = True
         instances = self.instances() if names is None else self._of(chosen)
         plan = Plan(operation="release", chains=tuple((Release.of(one),) for one in instances), unwants=tuple(chosen))
         operation = self._applier.commit(plan, _NOTHING)
@@ -384,25 +390,18 @@ class Controller:
         return operation
 
     def _run(self, operation: CommittedPlan, emit: Emit) -> PlanOutcome:
-        """Without the lock; raises what went wrong, once what it stopped was started again."""
+        """Raises what went wrong, once what it stopped was started again."""
         outcome = self._applier.run(operation, emit)
         self._count(operation.plan, outcome)
         wanted = {deployment.name for deployment in self.deployments()}
         names = [name for name in (*operation.plan.restarts, *outcome.lost) if name in wanted]
-        if names and not self._ending.is_set():
+        if names and not self._loop.ending:
             self._restarts.restart(names, emit, wait=True)
         if outcome.error is not None:
             raise outcome.error
         return outcome
 
     # --- smaller ---
-
-    def _forget(self, operation: CommittedPlan, known: dict[str, Retry]) -> None:
-        try:
-            self._restarts.forget(known)
-        except BaseException:  # then it is not carried out either
-            with self._applier.closing(operation):
-                raise
 
     def _recent_preemptions(self) -> int:
         return self.statistics.preemptions_since(self._effects.now() - _HOUR_SECONDS)
@@ -453,7 +452,7 @@ class Controller:
             return None
 
     def _on_lost(self, name: str, emit: Emit) -> None:
-        if not self._ending.is_set():
+        if not self._loop.ending:
             self._restarts.restart([name], emit, wait=False)
 
     def _outdated(self, wanted: dict[str, Deployment]) -> set[str]:
@@ -473,19 +472,21 @@ class Controller:
         if now - self._diverged_at < _DIVERGED_SECONDS:
             return
         self._diverged_at = now
-        with self._lock:
-            idle = not self._applier.is_busy and not self._restarts.busy and not self._ending.is_set()
-            recorded = {retry.deployment for retry in self.waiting()}
-            found = find_diverged(self.deployments(), self.instances(), recorded) if idle else {}
-            abandoned = find_abandoned(self.instances()) if idle else ()
-            if idle:
-                self._applier.close_left_open()
+        found, abandoned = self._loop.decide(self._find_left)
         for instance in (one for one in abandoned if one in self._abandoned and self._lifecycle.is_idle(one.id)):
             self._end_abandoned(instance, emit)
         names = [name for name in still_diverged(self._diverged, found) if self.waiting_for(name) is None]
         self._diverged, self._abandoned = found, abandoned
         if names:
             self._restarts.restart(names, emit, wait=wait)
+
+    def _find_left(self) -> tuple[dict[str, tuple[str, ...]], tuple[Instance, ...]]:
+        """What differs from what is wanted, and what is started or ended for no one. Nothing while something is under way."""
+        if self._applier.is_busy or self._restarts.busy or self._loop.ending:
+            return {}, ()
+        self._applier.close_left_open()
+        recorded = {retry.deployment for retry in self.waiting()}
+        return find_diverged(self.deployments(), self.instances(), recorded), find_abandoned(self.instances())
 
     def _end_abandoned(self, instance: Instance, emit: Emit) -> None:
         """Also one that could not be stopped before, as when Docker does not answer; the next round tries again."""
@@ -525,15 +526,19 @@ class Controller:
 
     def _release_unwanted(self, emit: Emit) -> None:
         """What a release that failed left behind is released again."""
-        with self._lock:  # both reads: what is applied between them would be taken for a leftover
+
+        def decide() -> CommittedPlan | None:
             wanted = {deployment.name for deployment in self.deployments()}
             left = [one for one in self.instances() if one.deployment not in wanted]
             left = [one for one in left if not self._reservations.is_ending(one.id)]
             if not left or self._applier.is_busy:
-                return
+                return None
             plan = Plan(operation="release", chains=tuple((Release.of(one),) for one in left))
-            operation = self._applier.commit(plan, _NOTHING)
-        self._run(operation, emit)
+            return self._applier.commit(plan, _NOTHING)
+
+        operation = self._loop.decide(decide)
+        if operation is not None:
+            self._run(operation, emit)
 
     def _count(self, plan: Plan, outcome: PlanOutcome | None) -> None:
         if outcome is None:

@@ -93,8 +93,6 @@ class Effects(Protocol):
 
     def lock(self) -> Mutex: ...
 
-    def reentrant_lock(self) -> Lock: ...
-
     def permits(self, count: int) -> Lock:
         """A lock that so many may hold."""
         ...
@@ -140,9 +138,6 @@ class RealEffects:
 
     def lock(self) -> Mutex:
         return threading.Lock()
-
-    def reentrant_lock(self) -> Lock:
-        return threading.RLock()
 
     def permits(self, count: int) -> Lock:
         return threading.BoundedSemaphore(count)

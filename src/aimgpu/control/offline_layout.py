@@ -7,6 +7,7 @@ from aimgpu.control.changes import ChangeCounter
 from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.events import Emit, ignore
 from aimgpu.control.instance.lifecycle import Lifecycle
+from aimgpu.control.loop import Loop
 from aimgpu.control.plan.layout import (
     Occupants,
     PlannedLayoutChange,
@@ -16,7 +17,7 @@ from aimgpu.control.plan.layout import (
 )
 from aimgpu.control.plan.steps import ControlState
 from aimgpu.control.reservations import Reservations
-from aimgpu.control.snapshots import take_snapshot
+from aimgpu.control.snapshots import read_gpus, take_snapshot
 from aimgpu.control.statistics import Statistics
 
 
@@ -37,9 +38,13 @@ def change_layout_offline(
     check_layout_change(change, occupants, reload_driver=reload_driver)
     effects = dependencies.effects
     lifecycle = Lifecycle(dependencies, ChangeCounter(effects))
-    applier = Applier(dependencies, lifecycle, Reservations(effects), Statistics(), effects.reentrant_lock())
+    loop = Loop(effects, lambda: read_gpus(dependencies))
+    applier = Applier(dependencies, lifecycle, Reservations(loop), Statistics(), loop)
     plan = replace(plan_layout(change, state, reload_driver=reload_driver), restarts=())
-    outcome = applier.run(applier.commit(plan, state.snapshot), emit)
+    try:
+        outcome = applier.run(loop.decide(lambda: applier.commit(plan, state.snapshot)), emit)
+    finally:
+        loop.close()
     if outcome.error is not None:
         raise outcome.error
     return change

@@ -1,18 +1,16 @@
-"""Finds places for deployments: prepares them, waits for other operations on them, plans and commits, one at a time.
+"""Finds places for deployments: prepares them in the caller's thread, plans and commits them on the thread of the loop.
 
-Restarts that come at the same time are planned by one of them for all: one snapshot, one plan, one transaction.
+Restarts that come at the same time are planned together: one snapshot, one plan, one transaction.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from aimgpu.control.apply import Applier, CommittedPlan
 from aimgpu.control.dependencies import Dependencies
-from aimgpu.control.effects import Effects, Flag, Lock
 from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.instance.lifecycle import Lifecycle
+from aimgpu.control.loop import Loop, NotYet, Placing, Restart, stopping
 from aimgpu.control.plan.eviction import Resident
 from aimgpu.control.plan.preparation import prepare
 from aimgpu.control.plan.prepared import Prepared, revision_of
@@ -21,101 +19,25 @@ from aimgpu.control.plan.stack import carry_over, needs_work, plan_stack, plan_s
 from aimgpu.control.plan.steps import ControlState, Plan, changing_partitions
 from aimgpu.control.plan.wake import Rivals, plan_wake
 from aimgpu.control.reservations import DeploymentClaim, Reservations
-from aimgpu.control.snapshots import Reading, SharedReading, snapshot_of
+from aimgpu.control.snapshots import Reading, snapshot_of
 from aimgpu.control.stack.names import find_clash
 from aimgpu.control.waiting import WaitingWakes
 from aimgpu.domain import Deployment
-from aimgpu.errors import AimGpuError, Conflict
+from aimgpu.errors import Conflict
 from aimgpu.placement.preemption.eviction_sets import Limits
 
-_LOOK_SECONDS = 0.2
 _LEAST_TOGETHER = 2
 
 
-# A plan with what was committed of it, or the operations to wait for before it is tried again.
-Placed = tuple[Plan, CommittedPlan | None] | list[DeploymentClaim]
+Placed = tuple[Plan, CommittedPlan | None]
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class WaitingRestart:
-    """One deployment that is prepared, and is to be placed again."""
+class Unprepared(Exception):
+    """These must be prepared first, in the caller's thread; none: those that are asked for."""
 
-    deployment: Deployment
-    ready: Mapping[str, Prepared]
-    emit: Emit
-    done: Flag
-    placed: Placed | None = None
-    error: Exception | None = None
-
-    def settle(self, place: Callable[[], Placed]) -> None:
-        """Keep what `place` returns or raises, for the thread that waits for it."""
-        try:
-            self.placed = place()
-        except Exception as error:  # noqa: BLE001 - raised again in that thread
-            self.error = error
-        self.done.set()
-
-    def result(self) -> Placed:
-        if self.error is not None:
-            raise self.error
-        if self.placed is None:
-            raise RuntimeError(f"{self.deployment.name} was not placed")
-        return self.placed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
-    """One reading of the GPUs, and which layouts it was begun under."""
-
-    reading: Reading
-    layouts_version: int
-
-
-class SharedPlanning:
-    """Thread-safe. `lock` is the planning lock; `place` settles every one that it is given, with the lock held."""
-
-    def __init__(
-        self,
-        effects: Effects,
-        lock: Lock,
-        read: Callable[[], GpuReading],
-        place: Callable[[Sequence[WaitingRestart], GpuReading], None],
-    ) -> None:
-        self._lock = lock
-        self._read = read
-        self._place = place
-        self._leading = effects.lock()  # held while the GPUs are read for all that wait
-        self._waiting: list[WaitingRestart] = []
-        self._waiting_lock = effects.lock()
-
-    def plan(self, restart: WaitingRestart) -> Placed:
-        """One thread reads the GPUs and plans for all that wait by then, the most urgent first; the others wait for it."""
-        with self._waiting_lock:
-            self._waiting.append(restart)
-        with self._leading:
-            if not restart.done.is_set():
-                self._plan_all()
-        return restart.result()
-
-    def _plan_all(self) -> None:
-        try:
-            reading = self._read()
-        except AimGpuError as error:
-            self._settle(error)
-            return
-        with self._lock:
-            self._place(self._take(), reading)
-
-    def _settle(self, error: AimGpuError) -> None:
-        for one in self._take():
-            one.error = error
-            one.done.set()
-
-    def _take(self) -> list[WaitingRestart]:
-        """The most urgent first."""
-        with self._waiting_lock:
-            taken, self._waiting = self._waiting, []
-        return sorted(taken, key=lambda one: -one.deployment.ask.priority.rank)
+    def __init__(self, deployments: Sequence[Deployment] = ()) -> None:
+        super().__init__()
+        self.deployments = deployments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,20 +54,18 @@ class PlaceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacerParts:
-    """What it works with; `lock` is the planning lock."""
+    """What it works with."""
 
     lifecycle: Lifecycle
     applier: Applier
     reservations: Reservations
     waking: WaitingWakes
-    lock: Lock
-    ending: Flag
-    readings: SharedReading
+    loop: Loop
     recent_preemptions: Callable[[], int]
 
 
 class Placer:
-    """Thread-safe. Nothing is locked while something is prepared, or while another operation is waited for."""
+    """Thread-safe; `read_state` and what is called `_try` are of the thread of the loop."""
 
     def __init__(self, dependencies: Dependencies, parts: PlacerParts) -> None:
         self._dependencies = dependencies
@@ -154,161 +74,147 @@ class Placer:
         self._applier = parts.applier
         self._reservations = parts.reservations
         self._waking = parts.waking
-        self._lock = parts.lock
-        self._ending = parts.ending
-        self._readings = parts.readings
+        self._loop = parts.loop
         self._recent_preemptions = parts.recent_preemptions
-        self._shared = SharedPlanning(dependencies.effects, parts.lock, self.read_gpus, self._place_restarts)
+        self._loop.place_together = self._place_together
 
-    def place(
-        self, request: PlaceRequest, emit: Emit, planned: Callable[[], None] = lambda: None
-    ) -> tuple[Plan, CommittedPlan | None]:
+    def place(self, request: PlaceRequest, emit: Emit, planned: Callable[[], None] = lambda: None) -> Placed:
         """Prepares without holding anything up; what was changed or released meanwhile is prepared again."""
         follow = self.while_open(emit)
         ready: dict[str, Prepared] = {}
         while True:
-            deployments = carry_over(request.deployments, self._ledger.deployments(), self._ledger.instances())
-            for item in self._changed(deployments):
-                if item.name not in ready or ready[item.name].deployment != item:
-                    ready[item.name] = prepare(self._dependencies, item, follow, may_fetch=not request.dry_run)
-            current = replace(request, deployments=deployments)
-            if request.again and len(deployments) == 1:
-                done = self._dependencies.effects.flag()
-                found = self._shared.plan(WaitingRestart(deployment=deployments[0], ready=ready, emit=emit, done=done))
-            else:
-                reading = self.read_gpus()
-                with self._lock:
-                    found = self._try_to_place(current, ready, emit, reading)
-            if isinstance(found, tuple):
-                planned()
-                return found
-            self._wait_for(found)
+            changed = self._changed(self._carried(request))
+            self._prepare(changed, ready, follow, may_fetch=not request.dry_run)
+            restart = Restart(deployment=request.deployments[0], ready=ready) if request.again else None
+            try:
+                plan, operation = self._loop.place(lambda reading: self._try_to_place(request, ready, reading), restart)
+            except Unprepared as missing:
+                self._prepare(missing.deployments, ready, follow, may_fetch=False)
+                continue
+            planned()
+            with self._applier.closed_by_errors(operation):
+                emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
+            return plan, operation
 
-    def place_waking(self, item: Prepared, residents: Sequence[Resident]) -> tuple[Plan, CommittedPlan | None]:
-        while True:
-            reading = self.read_gpus()
-            with self._lock:
-                self.check_open()
-                self._check_wanted([item.deployment])
-                claims = self._reservations.claims_on([item.name])
-                if not claims and not self.is_stale(reading):
-                    rivals = Rivals(
-                        residents=residents,
-                        least_residency_seconds=self._dependencies.timing.least_residency_seconds,
-                        waited_seconds=self._waking.waited_seconds(item.name),
-                        ahead=self._waking.ahead_of(item),
-                    )
-                    state = self.read_state(reading)
-                    plan = plan_wake(item, state, rivals)
-                    if plan.refusals:
-                        self._waking.refused(item)
-                    else:
-                        self._waking.woken(item.name)
-                    if plan.refusals or not plan.steps:
-                        return plan, None
-                    return plan, self._applier.commit(plan, state.snapshot)
-            self._wait_for(claims)
+    def place_waking(self, item: Prepared, residents: Sequence[Resident]) -> Placed:
+        return self._loop.place(lambda reading: self._try_to_wake(item, residents, reading))
 
-    def read_gpus(self) -> GpuReading:
-        """Without the lock: a driver may take long to answer, and what frees memory must not wait for it."""
-        version = self._reservations.layouts_version
-        return GpuReading(reading=self._readings.read(), layouts_version=version)
+    def _try_to_wake(self, item: Prepared, residents: Sequence[Resident], reading: Reading) -> Placed | NotYet:
+        self._check_wanted([item.deployment])
+        claims = self._reservations.claims_on([item.name])
+        if claims:
+            return _until_ended(claims)
+        rivals = Rivals(
+            residents=residents,
+            least_residency_seconds=self._dependencies.timing.least_residency_seconds,
+            waited_seconds=self._waking.waited_seconds(item.name),
+            ahead=self._waking.ahead_of(item),
+        )
+        state = self.read_state(reading)
+        plan = plan_wake(item, state, rivals)
+        if plan.refusals:
+            self._waking.refused(item)
+        else:
+            self._waking.woken(item.name)
+        if plan.refusals or not plan.steps:
+            return plan, None
+        return plan, self._applier.commit(plan, state.snapshot)
 
-    def is_stale(self, reading: GpuReading) -> bool:
-        """Whether a layout changed since it was begun."""
-        return reading.layouts_version != self._reservations.layouts_version
-
-    def read_state(self, reading: GpuReading) -> ControlState:
-        """One snapshot per plan. The reading must not be stale."""
+    def read_state(self, reading: Reading) -> ControlState:
+        """One snapshot per plan."""
         return ControlState(
             wanted={deployment.name: deployment for deployment in self._ledger.deployments()},
             running=self._ledger.instances(),
             snapshot=self._reservations.apply_to(
-                snapshot_of(self._dependencies, reading.reading, recent_preemptions=self._recent_preemptions())
+                snapshot_of(self._dependencies, reading, recent_preemptions=self._recent_preemptions())
             ),
         )
-
-    def check_open(self) -> None:
-        if self._ending.is_set():
-            raise Conflict("the daemon is stopping", hint="Start it again with `aimgpu up`.")
 
     def while_open(self, emit: Emit) -> Emit:
         """Ends a preparation at its next sign of progress once the daemon is stopping."""
 
         def follow(event: Event) -> None:
-            self.check_open()
+            if self._loop.ending:
+                raise stopping()
             emit(event)
 
         return follow
 
-    def _place_restarts(self, restarts: Sequence[WaitingRestart], reading: GpuReading) -> None:
-        """Together where all fit and none depends on another, else one by one, so that one that does not fit stops no other."""
-        with suppress(AimGpuError):
-            self._place_together(restarts, reading)
-        for one in restarts:
-            if not one.done.is_set():
-                request = PlaceRequest(deployments=[one.deployment], again=True)
-                one.settle(partial(self._try_to_place, request, one.ready, one.emit, reading))
-
-    def _place_together(self, restarts: Sequence[WaitingRestart], reading: GpuReading) -> None:
-        self.check_open()
-        chosen = {one.deployment.name: one for one in restarts if self._may_join(one)}
-        if len(chosen) < _LEAST_TOGETHER or self.is_stale(reading):
+    def _place_together(self, placings: Sequence[Placing], reading: Reading) -> None:
+        """Where all fit and none depends on another."""
+        chosen = {one.restart.deployment.name: one for one in placings if one.restart and self._may_join(one.restart)}
+        if len(chosen) < _LEAST_TOGETHER:
             return
         state = self.read_state(reading)
-        ready = [one.ready[name] for name, one in chosen.items()]
-        plans = split_plan(plan_stack(ready, state, deployments=[one.deployment for one in chosen.values()]))
+        restarts = [one.restart for one in chosen.values() if one.restart is not None]
+        ready = [one.ready[one.deployment.name] for one in restarts]
+        plans = split_plan(plan_stack(ready, state, deployments=[one.deployment for one in restarts]))
         if plans is None or plans.keys() != chosen.keys() or not all(plan.begins for plan in plans.values()):
             return
         committed = self._applier.commit_all(list(plans.values()), state.snapshot)
         for one, plan, operation in zip(chosen.values(), plans.values(), committed, strict=True):
-            one.settle(partial(_announced, plan, operation, one.emit))
+            one.answer.settle((plan, operation))
 
-    def _may_join(self, restart: WaitingRestart) -> bool:
+    def _may_join(self, restart: Restart) -> bool:
         """Whether nothing about it has to be waited for, prepared or refused first."""
         item = restart.deployment
         prepared = restart.ready.get(item.name)
         wanted = self._ledger.deployment(item.name) == item and prepared is not None and prepared.deployment == item
         return wanted and bool(self._changed([item])) and not self._reservations.claims_on([item.name])
 
-    def _try_to_place(self, request: PlaceRequest, ready: Mapping[str, Prepared], emit: Emit, reading: GpuReading) -> Placed:
-        """Or the claims of operations that must end first; none: a layout changes, or something must be prepared or read."""
-        self.check_open()
-        if request.again:
-            self._check_wanted(request.deployments)
+    def _try_to_place(self, given: PlaceRequest, ready: Mapping[str, Prepared], reading: Reading) -> Placed | NotYet:
+        if given.again:
+            self._check_wanted(given.deployments)
+        request = replace(given, deployments=self._carried(given))
         claims = [] if request.dry_run else self._reservations.claims_on(item.name for item in request.deployments)
         if claims:
             self._supersede(claims, request)
-            return claims
+            return _until_ended(claims)
         changed = self._changed(request.deployments)
-        unprepared = any(item.name not in ready or ready[item.name].deployment != item for item in changed)
-        if unprepared or self.is_stale(reading):
-            return []
+        if any(not _is_ready(item, ready) for item in changed):
+            raise Unprepared
         state = self.read_state(reading)
         _check_names(request, state)
-        plan = self._plan([ready[item.name] for item in changed], request, state, emit)
+        plan = self._plan([ready[item.name] for item in changed], request, state, ready)
         if plan.refusals and self._reservations.layouts_change and not request.dry_run:
-            return []
+            version = self._loop.layouts_version
+            return NotYet(lambda: self._loop.layouts_version != version)
         # What an instance that falls asleep still holds hides the room that is reserved behind it.
         needed = [] if request.dry_run else self._reservations.claims_for_room_on(changing_partitions(plan.steps))
         if needed:
-            return needed
-        _emit_plan(plan, emit)
+            return _until_ended(needed)
         if plan.refusals or request.dry_run:
             return plan, None
         return plan, self._applier.commit(plan, state.snapshot)
 
-    def _plan(self, ready: Sequence[Prepared], request: PlaceRequest, state: ControlState, emit: Emit) -> Plan:
+    def _plan(
+        self, changed: Sequence[Prepared], request: PlaceRequest, state: ControlState, ready: Mapping[str, Prepared]
+    ) -> Plan:
         keeps_queue = not (request.again or request.make_room)
         plan = (plan_stack_with_queue if keeps_queue else plan_stack)(
-            ready, state, deployments=request.deployments, prune=request.prune
+            changed, state, deployments=request.deployments, prune=request.prune
         )
         if not plan.refusals or not request.make_room:
             return plan
         names = {item.name for item in request.deployments}
         pruned = tuple(name for name in state.wanted if request.prune and name not in names)
-        room = RoomRequest(prepared=ready, deployments=request.deployments, pruned=pruned, limits=request.limits)
-        return plan_room(room, state, lambda item: prepare(self._dependencies, item, emit, may_fetch=False))
+        room = RoomRequest(prepared=changed, deployments=request.deployments, pruned=pruned, limits=request.limits)
+
+        def find(moved: Sequence[Deployment]) -> Mapping[str, Prepared]:
+            missing = [item for item in moved if not _is_ready(item, ready)]
+            if missing:
+                raise Unprepared(missing)
+            return ready
+
+        return plan_room(room, state, find)
+
+    def _carried(self, request: PlaceRequest) -> tuple[Deployment, ...]:
+        return carry_over(request.deployments, self._ledger.deployments(), self._ledger.instances())
+
+    def _prepare(self, items: Iterable[Deployment], ready: dict[str, Prepared], emit: Emit, *, may_fetch: bool) -> None:
+        for item in items:
+            if not _is_ready(item, ready):
+                ready[item.name] = prepare(self._dependencies, item, emit, may_fetch=may_fetch)
 
     def _check_wanted(self, deployments: Iterable[Deployment]) -> None:
         for deployment in deployments:
@@ -329,26 +235,17 @@ class Placer:
         for claim in claims:
             item = wanted[claim.name]
             if not request.again and (revision_of(item), item.replicas) != (claim.revision, claim.replicas):
-                claim.superseded.set()
+                claim.superseded = True
                 for instance_id in claim.starting:
                     self._lifecycle.cancel(instance_id)
 
-    def _wait_for(self, claims: Sequence[DeploymentClaim]) -> None:
-        for claim in claims:
-            while not claim.ended.wait(_LOOK_SECONDS):
-                self.check_open()
-        if not claims:
-            self._reservations.wait_for_layouts(_LOOK_SECONDS)
+
+def _is_ready(item: Deployment, ready: Mapping[str, Prepared]) -> bool:
+    return item.name in ready and ready[item.name].deployment == item
 
 
-def _emit_plan(plan: Plan, emit: Emit) -> None:
-    emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
-
-
-def _announced(plan: Plan, operation: CommittedPlan, emit: Emit) -> Placed:
-    with suppress(Exception):  # it is committed: it must be carried out
-        _emit_plan(plan, emit)
-    return plan, operation
+def _until_ended(claims: Sequence[DeploymentClaim]) -> NotYet:
+    return NotYet(lambda: all(claim.ended for claim in claims))
 
 
 def _check_names(request: PlaceRequest, state: ControlState) -> None:

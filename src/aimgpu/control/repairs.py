@@ -110,7 +110,7 @@ def _is_current(instance: Instance, wanted: Mapping[str, Deployment]) -> bool:
 
 
 class Repairs:
-    """The caller holds the planning lock, except while instances are adopted."""
+    """Decided on the thread of the loop, carried out in another while nothing is placed."""
 
     def __init__(self, dependencies: Dependencies, lifecycle: Lifecycle) -> None:
         self._dependencies = dependencies
@@ -118,13 +118,15 @@ class Repairs:
         self._lifecycle = lifecycle
         self._background = Background(dependencies.effects)
 
-    def decide(self, devices: Sequence[Device] | None) -> tuple[tuple[Repair, ...], tuple[Repair, ...]]:
+    def find_running(self) -> dict[str, ProcessIdentity]:
+        """What runs of ours, by instance."""
+        launchers = self._dependencies.launchers.values()
+        return {name: process for launcher in launchers for name, process in launcher.find_started().items()}
+
+    def decide(
+        self, devices: Sequence[Device] | None, alive: Mapping[str, ProcessIdentity]
+    ) -> tuple[tuple[Repair, ...], tuple[Repair, ...]]:
         """Everything to do, and of that the adoptions, which may take long. `devices`: None where they do not answer."""
-        alive = {
-            name: process
-            for launcher in self._dependencies.launchers.values()
-            for name, process in launcher.find_started().items()
-        }
         if self._ledger.set_aside is not None:
             self._rebuild(alive, devices or ())
         partitions = None if devices is None else {part.id for device in devices for part in device.layout.partitions}
@@ -132,13 +134,14 @@ class Repairs:
         retries = self._ledger.retries()  # what gave up at its first request is tried once by each daemon
         retried = {one.deployment for one in retries if one.retry_at_ms is not None or (one.exhausted and one.failures)}
         repairs = decide_repairs(self._ledger.instances(), wanted, alive, partitions, retried)
-        return repairs, tuple(repair for repair in repairs if repair.kind is RepairKind.ADOPT)
+        adoptions = tuple(repair for repair in repairs if repair.kind is RepairKind.ADOPT)
+        for repair in adoptions:  # before any plan: a process without an owner would be in the way of its own deployment
+            if repair.instance is not None and repair.instance.process is None:
+                self._ledger.update(replace(repair.instance, process=repair.process))
+        return repairs, adoptions
 
     def carry_out(self, repairs: Sequence[Repair], emit: Emit) -> set[str]:
         """What must end, ends before anything is placed again; returns the deployments to start again."""
-        for repair in repairs:  # before any plan: a process without an owner would be in the way of its own deployment
-            if repair.kind is RepairKind.ADOPT and repair.instance is not None and repair.instance.process is None:
-                self._ledger.update(replace(repair.instance, process=repair.process))
         side_by_side([partial(self._repair, repair, emit) for repair in repairs], "repair", self._dependencies.effects)
         self._lifecycle.remove_left_folders()
         return {

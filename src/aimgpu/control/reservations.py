@@ -6,7 +6,7 @@ In memory only: after a crash the ledger's record of the operation and of what i
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from aimgpu.control.effects import REAL, Effects, Flag
+from aimgpu.control.loop import Loop
 from aimgpu.domain import Grant
 from aimgpu.errors import Conflict
 from aimgpu.placement import Snapshot
@@ -21,32 +21,28 @@ class DeploymentClaim:
     name: str
     revision: str
     replicas: int
-    superseded: Flag  # another request for it came later
-    ended: Flag
+    superseded: bool = False  # another request for it came later
+    ended: bool = False
     starting: set[str] = field(default_factory=set)  # instances that the operation started and waits for
 
 
 class Reservations:
-    """The caller holds the planning lock, except for `DeploymentClaim.ended`, which is waited for without it."""
+    """Changed on the thread of the loop alone."""
 
-    def __init__(self, effects: Effects = REAL) -> None:
-        self._effects = effects
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
         self._grants: dict[Key, tuple[Grant, ...]] = {}  # by operation and chain
         self._replaced: dict[Key, frozenset[str]] = {}  # instances that end for them, and hold part of that room until then
         self._changing: dict[Key, frozenset[str]] = {}  # partitions that go, by operation
         self._halted: dict[Key, frozenset[str]] = {}  # their GPUs
         self._ending: set[str] = set()  # instances that an operation is about to end
         self._claims: dict[str, DeploymentClaim] = {}
-        self._settled = effects.condition()
-        self.layouts_version = 0  # changes when a change of layout begins and when it ends
 
     def claim(self, name: str, revision: str, replicas: int) -> DeploymentClaim:
         """Raises Conflict where another operation has it."""
         if name in self._claims:
             raise Conflict(f"{name} is being changed by another operation", hint="Try again when it is done.")
-        found = self._claims[name] = DeploymentClaim(
-            name=name, revision=revision, replicas=replicas, superseded=self._effects.flag(), ended=self._effects.flag()
-        )
+        found = self._claims[name] = DeploymentClaim(name=name, revision=revision, replicas=replicas)
         return found
 
     def claims_on(self, names: Iterable[str]) -> list[DeploymentClaim]:
@@ -55,7 +51,7 @@ class Reservations:
 
     @property
     def claimed(self) -> frozenset[str]:
-        """Deployments in the hands of operations; may be asked for without the lock."""
+        """Deployments in the hands of operations; may be asked for in any thread."""
         return frozenset(tuple(self._claims))
 
     def amend_claim(self, name: str, *, former: str, revision: str) -> None:
@@ -68,7 +64,7 @@ class Reservations:
         """Safe to call twice."""
         if self._claims.get(claim.name) is claim:
             del self._claims[claim.name]
-        claim.ended.set()
+        claim.ended = True
 
     def reserve(self, key: Key, grants: Iterable[Grant], replaced: Iterable[str] = ()) -> None:
         """Room that no other plan may use until `drop`; what the instances of `replaced` still hold is part of it."""
@@ -107,27 +103,19 @@ class Reservations:
     def block(self, key: Key, partitions: Iterable[str], devices: Iterable[str]) -> None:
         """Nothing is placed on these GPUs, whose partitions go, until `unblock`."""
         self._halted[key] = frozenset(devices)
-        self.layouts_version += 1
+        self._loop.layouts_version += 1
         self._changing[key] = frozenset(partitions)
 
     def unblock(self, key: Key) -> None:
-        """Safe to call twice. Wakes those that wait for the layout."""
+        """Safe to call twice."""
         if self._changing.pop(key, None) is not None:
-            self.layouts_version += 1
+            self._loop.layouts_version += 1
         self._halted.pop(key, None)
-        with self._settled:
-            self._settled.notify_all()
 
     @property
     def layouts_change(self) -> bool:
         """Whether a change of layout is under way."""
         return bool(self._changing)
-
-    def wait_for_layouts(self, seconds: float) -> None:
-        """Without the planning lock; returns early where one settles."""
-        with self._settled:
-            if self._changing:
-                self._settled.wait(seconds)
 
     def _still_needed(self, key: Key, snapshot: Snapshot) -> list[Grant]:
         """What the chain needs beyond what the instances that it ends still hold on the same partitions."""

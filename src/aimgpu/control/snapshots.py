@@ -8,7 +8,6 @@ from aimgpu.control.dependencies import Dependencies
 from aimgpu.control.effects import Effects
 from aimgpu.control.unattributed_memory import UnattributedMemory
 from aimgpu.domain import Ask, Device, DeviceUsage, Grant, Instance
-from aimgpu.errors import AimGpuError
 from aimgpu.placement import DeviceState, NodeState, Snapshot
 from aimgpu.placement.snapshot import UNKNOWN_PARTITION
 from aimgpu.procfs import read_host_memory
@@ -53,50 +52,6 @@ def snapshot_of(dependencies: Dependencies, reading: Reading, *, recent_preempti
     return Snapshot(
         nodes=(this_node(dependencies.node, states, running.values()),), running=running, recent_preemptions=recent_preemptions
     )
-
-
-class SharedReading:
-    """Those who ask while the GPUs are being read share the next reading, which begins after they asked. Thread-safe."""
-
-    def __init__(self, dependencies: Dependencies) -> None:
-        self._dependencies = dependencies
-        self._changed = dependencies.effects.condition()
-        self._begun = 0
-        self._busy = False
-        self._last: tuple[int, Reading | AimGpuError] | None = None  # with its number
-
-    def read(self) -> Reading:
-        """Raises what the driver raises."""
-        with self._changed:
-            wanted = self._begun + 1
-            while self._busy and (self._last is None or self._last[0] < wanted):
-                self._changed.wait()
-            if self._last is not None and self._last[0] >= wanted:
-                return _found(self._last[1])
-            self._busy, self._begun = True, self._begun + 1
-            number = self._begun
-        found: Reading | AimGpuError | None = None
-        try:
-            found = _try_to_read(self._dependencies)
-        finally:
-            with self._changed:
-                self._busy = False
-                self._last = (number, found) if found is not None else None
-                self._changed.notify_all()
-        return _found(found)
-
-
-def _try_to_read(dependencies: Dependencies) -> Reading | AimGpuError:
-    try:
-        return read_gpus(dependencies)
-    except AimGpuError as error:
-        return error
-
-
-def _found(found: Reading | AimGpuError) -> Reading:
-    if isinstance(found, Reading):
-        return found
-    raise found
 
 
 def this_node(name: str, states: tuple[DeviceState, ...], running: Iterable[Ask] = ()) -> NodeState:

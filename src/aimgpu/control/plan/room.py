@@ -1,6 +1,6 @@
 """Room for what does not fit as things are: move others, change layouts, stop lower priority. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aimgpu.control.plan.prepared import Prepared, ask_for, revision_of
@@ -23,6 +23,8 @@ from aimgpu.placement.preemption.eviction_sets import Limits, victim_of
 from aimgpu.placement.preemption.move_plan import MoveKind, MoveStep
 from aimgpu.placement.preemption.planner import plan_all
 
+Prepare = Callable[[Sequence[Deployment]], Mapping[str, Prepared]]
+
 _MOST_NAMES = 5
 _UNLOADED = GONE | {InstanceState.SLEEPING}
 
@@ -37,8 +39,8 @@ class RoomRequest:
     limits: Limits | None = None
 
 
-def plan_room(request: RoomRequest, state: ControlState, prepare: Callable[[Deployment], Prepared]) -> Plan:
-    """`prepare` is called for deployments that move, without fetching anything.
+def plan_room(request: RoomRequest, state: ControlState, prepare: Prepare) -> Plan:
+    """`prepare` is called for deployments that move, all at once.
 
     A preempted instance is not forgotten: it stays registered with the reason, and a request wakes it when it fits again.
     """
@@ -91,9 +93,7 @@ def _with_what_stays(refusal: Refusal, asks: Sequence[Ask], snapshot: Snapshot) 
     return Refusal(ask=refusal.ask, summary=f"{refusal.summary}; {why}", reasons=refusal.reasons, would_fit=refusal.would_fit)
 
 
-def _moving_steps(
-    moves: MovePlan, fresh: Sequence[tuple[Prepared, int]], state: ControlState, prepare: Callable[[Deployment], Prepared]
-) -> list[Step]:
+def _moving_steps(moves: MovePlan, fresh: Sequence[tuple[Prepared, int]], state: ControlState, prepare: Prepare) -> list[Step]:
     """In order: what ends, the layouts, what starts. Matched by kind and instance id."""
     running = {instance.id: instance for instance in state.running}
     victims = [running[name] for name in moves.stopped]
@@ -105,7 +105,7 @@ def _moving_steps(
     steps += [Release.of(one) for one in moved]
     steps += [_layout_step(step, state.snapshot) for step in moves.steps if step.kind is MoveKind.LAYOUT]
     added = _added(moves)
-    ready = {name: prepare(state.wanted[name]) for name in dict.fromkeys(one.deployment for one in moved)}
+    ready = prepare([state.wanted[name] for name in dict.fromkeys(one.deployment for one in moved)])
     steps += [_start(ready[one.deployment], one.replica, added[one.id], "moved to make room") for one in moved]
     steps += [_start(item, replica, added[f"{item.name}-{replica}"], "room was made for it") for item, replica in fresh]
     return steps

@@ -73,6 +73,24 @@ def test_what_was_sized_by_us_grows_by_what_it_missed(machine: Machine, events: 
     check_ledger(machine, controller)
 
 
+def test_room_that_another_operation_is_about_to_use_is_not_taken(machine: Machine) -> None:
+    controller, engine, _ = hungry(machine, 10 * GIB + 40 * MIB)
+    (partition,) = controller.devices()[0].layout.partitions
+    command = engine.command
+
+    def reserve_first(request: LaunchRequest) -> Command:
+        (grant,) = request.instance.grants
+        rest = replace(grant, id="other/0", instance_id="other", memory_bytes=partition.memory_bytes - 10 * GIB)
+        controller._loop.decide(lambda: controller._reservations.reserve((99, 0), [rest]))
+        return command(request)
+
+    engine.command = reserve_first  # type: ignore[method-assign]
+    (chat,) = controller.apply([deployment("chat", 10)]).instances
+    assert chat.state is InstanceState.FAILED
+    assert "the GPU has no" in str(chat.reason)
+    assert set(engine.granted) == {10 * GIB}
+
+
 def test_a_share_that_the_user_chose_is_not_enlarged(machine: Machine) -> None:
     controller, engine, _ = hungry(machine, 12 * GIB)
     (chat,) = controller.apply([deployment("chat", 10, want=memory(11))]).instances

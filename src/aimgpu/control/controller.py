@@ -5,7 +5,7 @@ recorded as one operation in the ledger.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -79,7 +79,7 @@ class Controller:
         self._effects = dependencies.effects
         self._loop = Loop(self._effects, lambda: read_gpus(dependencies))
         self._reservations = Reservations(self._loop)
-        self._lifecycle = Lifecycle(dependencies, self.changes)
+        self._lifecycle = Lifecycle(dependencies, self.changes, self._charge_more)
         self._applier = Applier(dependencies, self._lifecycle, self._reservations, self.statistics, self._loop)
         self._restarts = Restarts(dependencies, self._place_again, self.changes)
         self._repairs = Repairs(dependencies, self._lifecycle)
@@ -405,6 +405,13 @@ class Controller:
 
     def _recent_preemptions(self) -> int:
         return self.statistics.preemptions_since(self._effects.now() - _HOUR_SECONDS)
+
+    def _charge_more(self, instance: Instance, capacity: Mapping[str, int]) -> None:
+        def decide() -> None:
+            left = self._reservations.leave_room(capacity, self._ledger.grants())
+            self._ledger.rebook(instance, capacity=left)
+
+        self._loop.decide(decide)
 
     def _find(self, name: str) -> Deployment:
         deployment = self._ledger.deployment(name)

@@ -37,7 +37,7 @@ def change_layout_offline(
         return change
     check_layout_change(change, occupants, reload_driver=reload_driver)
     effects = dependencies.effects
-    lifecycle = Lifecycle(dependencies, ChangeCounter(effects))
+    lifecycle = Lifecycle(dependencies, ChangeCounter(effects), lambda instance, size: ledger.rebook(instance, capacity=size))
     loop = Loop(effects, lambda: read_gpus(dependencies))
     applier = Applier(dependencies, lifecycle, Reservations(loop), Statistics(), loop)
     plan = replace(plan_layout(change, state, reload_driver=reload_driver), restarts=())

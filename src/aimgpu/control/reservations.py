@@ -3,7 +3,7 @@
 In memory only: after a crash the ledger's record of the operation and of what is wanted is enough to repair.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aimgpu.control.loop import Loop
@@ -117,13 +117,20 @@ class Reservations:
         """Whether a change of layout is under way."""
         return bool(self._changing)
 
-    def _still_needed(self, key: Key, snapshot: Snapshot) -> list[Grant]:
+    def leave_room(self, capacity: Mapping[str, int], grants: Sequence[Grant]) -> dict[str, int]:
+        """What may be charged on each partition so that reserved room stays free."""
+        left = dict(capacity)
+        for grant in (one for key in self._grants for one in self._still_needed(key, grants)):
+            if grant.partition_id in left:
+                left[grant.partition_id] -= left[grant.partition_id] if grant.exclusive else grant.memory_bytes
+        return left
+
+    def _still_needed(self, key: Key, grants: Iterable[Grant]) -> list[Grant]:
         """What the chain needs beyond what the instances that it ends still hold on the same partitions."""
         held: dict[str, int] = {}
-        for _, state in snapshot.devices():
-            for grant in state.grants:
-                if grant.instance_id in self._replaced[key]:
-                    held[grant.partition_id] = held.get(grant.partition_id, 0) + grant.memory_bytes
+        for grant in grants:
+            if grant.instance_id in self._replaced[key]:
+                held[grant.partition_id] = held.get(grant.partition_id, 0) + grant.memory_bytes
         needed = []
         for grant in self._grants[key]:
             left = grant.memory_bytes - held.get(grant.partition_id, 0)
@@ -134,7 +141,8 @@ class Reservations:
 
     def apply_to(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot that other plans may use: reserved room is taken, GPUs that change are not there."""
-        reserved = [grant for key in self._grants for grant in self._still_needed(key, snapshot)]
+        held = [grant for _, state in snapshot.devices() for grant in state.grants]
+        reserved = [grant for key in self._grants for grant in self._still_needed(key, held)]
         gone = {device_id for devices in self._halted.values() for device_id in devices}
         if not reserved and not gone and not self._ending:
             return snapshot

@@ -12,7 +12,7 @@ from aimgpu.control.instance.cancellable import Cancelled, call_cancellable
 from aimgpu.control.instance.in_place import InPlace, Sleepers
 from aimgpu.control.instance.launch_environment import find_partition, make_launch_environment, set_limits
 from aimgpu.control.instance.liveness import Liveness
-from aimgpu.control.instance.more_room import give_more_room, read_missing_bytes
+from aimgpu.control.instance.more_room import ChargeMore, give_more_room, read_missing_bytes
 from aimgpu.control.instance.program_run import describe_end, is_started_again, note_run
 from aimgpu.control.instance.recorder import InstanceRecorder, explain
 from aimgpu.control.instance.run_folder import (
@@ -47,8 +47,9 @@ _STOPPED = (InstanceState.FAILED, InstanceState.ENDED)
 class Lifecycle:
     """Acts on instances that are charged already; the controller decides which."""
 
-    def __init__(self, dependencies: Dependencies, changes: ChangeCounter) -> None:
+    def __init__(self, dependencies: Dependencies, changes: ChangeCounter, charge_more: ChargeMore) -> None:
         self._dependencies = dependencies
+        self._charge_more = charge_more
         self._recorder = InstanceRecorder(dependencies, changes)
         self._effects = dependencies.effects
         self._guards: dict[str, Mutex] = {}
@@ -327,7 +328,9 @@ class Lifecycle:
                 if missing is None or not tries_left or not instance.grants:
                     raise
                 self._recorder.stop(instance)
-                instance, prepared, text = give_more_room(self._dependencies, instance, prepared, missing, failure)
+                instance, prepared, text = give_more_room(
+                    self._dependencies, self._charge_more, instance, prepared, missing, failure
+                )
                 emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=text))
         raise AssertionError  # the last try returns or raises
 

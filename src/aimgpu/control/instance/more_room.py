@@ -1,5 +1,6 @@
 """A start that died at its memory limit is repeated with what it missed, where the GPU has it."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from aimgpu.control.dependencies import Dependencies
@@ -23,13 +24,21 @@ def read_missing_bytes(dependencies: Dependencies, instance: Instance) -> int | 
     return engine.missing_bytes(lines)
 
 
-def give_more_room(
-    dependencies: Dependencies, instance: Instance, prepared: Prepared, missing_bytes: int, failure: EngineFailed
+ChargeMore = Callable[[Instance, Mapping[str, int]], None]  # an instance with larger grants, and the size of each partition
+
+
+def give_more_room(  # noqa: PLR0913, PLR0917 - what a start that died left
+    dependencies: Dependencies,
+    charge: ChargeMore,
+    instance: Instance,
+    prepared: Prepared,
+    missing_bytes: int,
+    failure: EngineFailed,
 ) -> tuple[Instance, Prepared, str]:
     """The instance and its Footprint with more room for starting, and a sentence about it.
 
-    What was sized by us gets a larger grant; a share that the user chose stays, and its KV cache shrinks. Raises `failure`
-    with the reason where neither is possible. What was missed is kept for later estimates.
+    What was sized by us gets a larger grant, where no operation needs that room. A share that the user chose stays, and its KV
+    cache shrinks. Raises `failure` with the reason where neither is possible. What was missed is kept for later estimates.
     """
     dependencies.note_shortfall(instance, prepared.footprint, missing_bytes)
     added = missing_bytes + _MARGIN_BYTES
@@ -49,7 +58,7 @@ def give_more_room(
         part.id: part.memory_bytes for device in dependencies.hardware.read_devices() for part in device.layout.partitions
     }
     try:
-        dependencies.ledger.rebook(grown, capacity=capacity)
+        charge(grown, capacity)
     except Conflict as error:
         raise EngineFailed(
             f"{failure.message}; the GPU has no {format_bytes(needed - held)} more for it", hint=failure.hint

@@ -339,7 +339,7 @@ class Applier:
         if isinstance(self._dependencies.isolator, Resizer):
             self._dependencies.isolator.resize(grant, memory_bytes)
 
-    def charge_stage(self, operation: CommittedPlan, index: int, steps: Sequence[Begin]) -> list[Charged]:
+    def charge_stage(self, operation: CommittedPlan, index: int, steps: Sequence[Begin], *, is_last: bool) -> list[Charged]:
         """What other requests released or changed meanwhile is left out; raises Conflict where nothing is left.
 
         What was not charged with the plan is charged on the layouts as they are now: a partition may be gone since.
@@ -357,6 +357,9 @@ class Applier:
             for instance, prepared in ready:
                 if (claim := operation.claims.get(prepared.name)) is not None:
                     claim.starting.add(instance.id)
+            for step in steps if is_last else ():  # other requests for the same deployments may go on
+                if (claim := operation.claims.get(step.deployment)) is not None:
+                    self._reservations.end_claim(claim)
             return ready
 
         return self._loop.decide(charge)
@@ -368,16 +371,6 @@ class Applier:
         if claim is None or wanted is None or revision_of(wanted) != claim.revision:
             return None
         return replace(step, prepared=replace(step.prepared, deployment=wanted))
-
-    def end_claims(self, operation: CommittedPlan, steps: Sequence[Begin]) -> None:
-        """They are charged: other requests for the same deployments may go on."""
-
-        def end() -> None:
-            for step in steps:
-                if (claim := operation.claims.get(step.deployment)) is not None:
-                    self._reservations.end_claim(claim)
-
-        self._loop.decide(end)
 
     def start(self, operation: CommittedPlan, charged: Sequence[Charged], emit: Emit) -> list[Instance]:
         """All side by side; those that sleep in place have a process already and are woken."""
@@ -474,9 +467,7 @@ class _ChainRun:
 
     def _begin(self, steps: Sequence[Begin], *, is_last: bool) -> bool:
         """A replacement that fails leaves the replicas that still serve alone."""
-        charged = self._applier.charge_stage(self._operation, self._index, steps)
-        if is_last:
-            self._applier.end_claims(self._operation, steps)
+        charged = self._applier.charge_stage(self._operation, self._index, steps, is_last=is_last)
         started = self._applier.start(self._operation, charged, self._emit)
         self._outcome.started += started
         good = all(instance.state in (InstanceState.READY, InstanceState.SLEEPING) for instance in started)

@@ -136,7 +136,7 @@ class InvalidModelFile(InvalidInput):
 class UnknownProduct(InvalidInput):
     """`typed` names no GPU that is known; `near`: those that may be meant."""
 
-    code = "unknown_part"
+    code = "unknown_product"
 
     def __init__(
         self, message: str, *, hint: str, page_hint: str | None = None, typed: str = "", near: Iterable[str] = ()

@@ -1,6 +1,7 @@
 """The chart as it ships, installed with real helm: pods of all parts run with the shipped roles, and nothing is left after."""
 
 import json
+import operator
 import os
 import shutil
 import subprocess
@@ -167,6 +168,47 @@ def test_an_upgrade_changes_only_what_was_asked_and_keeps_shares(installed: Clus
     assert status["phase"] == "Running"
     assert status["containerStatuses"][0]["restartCount"] == 0
     installed.delete("pod", "kept", namespace=namespace)
+
+
+def test_a_node_is_tried_with_the_agents_rights_and_nothing_is_left(installed: Cluster, tmp_path: Path) -> None:
+    where = ["--kubeconfig", str(installed.outside_kubeconfig), "--report", str(tmp_path / "report.json"), "--json"]
+    program = str(Path(sys.executable).parent / "aimgpu")
+    found = json.loads(run([program, "k8s", "verify-node", installed.nodes[0].name, *where]))
+    trials = {trial["what"]: trial for trial in found["trials"]}
+    assert trials["right to memory modes"]["outcome"] == "passed"
+    assert trials["preload"]["outcome"] == "passed", trials["preload"]["text"]
+    assert (found["real"], trials["memory cap"]["outcome"]) == (False, "skipped")
+    assert json.loads((tmp_path / "report.json").read_text())["trials"] == found["trials"]
+    pods = partial(installed.get_all, "pods", NAMESPACE, "app.kubernetes.io/component=verify")
+    wait_until(lambda: pods() == [], "the pod is removed")
+
+
+@pytest.mark.parametrize("repartition", [True, False])
+def test_plans_back_and_forth_leave_no_pod_of_a_deployment_without_a_gpu(
+    installed: Cluster, namespace: str, *, repartition: bool
+) -> None:
+    upgrade = ("upgrade", RELEASE, str(CHART), f"--namespace={NAMESPACE}", "--reuse-values")
+    helm(*upgrade, f"--set=agent.repartition={str(repartition).lower()}", kubeconfig=installed.outside_kubeconfig)
+    installed.kubectl("rollout", "status", PARTS[0], f"--namespace={NAMESPACE}", "--timeout=600s")
+    template = pod("moved")
+    template["metadata"] = {"labels": {"app": "moved"}, "annotations": {"gpu-memory": "8192"}}
+    spec = {"selector": {"matchLabels": {"app": "moved"}}, "template": {key: template[key] for key in ("metadata", "spec")}}
+    installed.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "moved"}, "spec": spec}, namespace)
+    installed.kubectl("rollout", "status", "deployment/moved", f"--namespace={namespace}", "--timeout=600s")
+
+    def seen() -> tuple[str, list[str]]:
+        """The mode of the GPU, and whether each pod is ready."""
+        gpu = installed.get("gpunode", installed.nodes[0].name)["status"]["gpus"][0]
+        pods = [one["status"].get("conditions", []) for one in installed.get_all("pods", namespace, "app=moved")]
+        return gpu["computeMode"], [next((c["status"] for c in one if c["type"] == "Ready"), "") for one in pods]
+
+    for mode in ("DPX", "QPX", "SPX"):
+        plan = {"apiVersion": "aim.amd.com/v1alpha1", "kind": "PartitionPlan", "metadata": {"name": "moves"}}
+        installed.apply({**plan, "spec": {"layout": {"computeMode": mode}}})
+        installed.wait("partitionplan/moves", "jsonpath={.status.phase}=Succeeded")
+        wait_for(seen, partial(operator.eq, (mode, ["True"])), f"the pod runs, on a GPU in {mode}")
+        installed.kubectl("delete", "partitionplan", "moves")
+    installed.delete("deployment", "moved", namespace=namespace)
 
 
 STACK = """

@@ -1,4 +1,4 @@
-"""Write the Grafana dashboards of deploy/grafana with Grafana's own SDK; with --check, fail when one is out of date.
+"""Write the Grafana dashboards of the chart with Grafana's own SDK; with --check, fail when one is out of date.
 
 Every expression uses names of the metrics table and the selectors node, gpu and model; tests evaluate each of them in a real
 Prometheus, and `tools/dashboard_pictures.py` draws them in Perses. They were never opened in Grafana.
@@ -37,7 +37,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from tools.dashboard_boards import BOARDS
 from tools.dashboard_panels import Board, Panel
 
-TARGET = Path(__file__).resolve().parent.parent / "deploy" / "grafana"
+TARGET = Path(__file__).resolve().parent.parent / "deploy" / "helm" / "aim-gpu-sharing" / "files" / "dashboards"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 TAG = "aimgpu"
 _HIDDEN = ("Time", "Value")

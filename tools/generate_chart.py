@@ -63,9 +63,6 @@ def render() -> dict[Path, str]:
     }
     for name, value in rules.items():
         files[CHART / "files" / f"{name}.yaml"] = yaml.safe_dump(value, sort_keys=False, width=120)
-    for source in sorted((DEPLOY / "grafana").glob("*.json")):
-        files[CHART / "files" / "dashboards" / source.name] = source.read_text(encoding="utf-8")
-    files[CHART / "files" / "alerts.yaml"] = (DEPLOY / "prometheus" / "aimgpu.rules.yml").read_text(encoding="utf-8")
     files[CHART / "values.schema.json"] = json.dumps(_schema(), indent=2) + "\n"
     return files
 

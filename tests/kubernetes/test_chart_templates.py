@@ -496,9 +496,9 @@ def test_the_gateway_is_told_the_media_domains_and_whether_caches_are_apart() ->
 def test_dashboards_and_alerts_are_those_of_the_project() -> None:
     found = rendered("--set=serviceMonitor.enabled=true,alerts.enabled=true,dashboards.enabled=true")
     rules = next(item for item in found if item["kind"] == "PrometheusRule")
-    assert rules["spec"] == yaml.safe_load((ROOT / "deploy" / "prometheus" / "aimgpu.rules.yml").read_text())
+    assert rules["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
     boards = {name: text for item in found if item["kind"] == "ConfigMap" for name, text in item["data"].items()}
-    assert boards == {path.name: path.read_text() for path in (ROOT / "deploy" / "grafana").glob("*.json")}
+    assert boards == {path.name: path.read_text() for path in (CHART / "files" / "dashboards").glob("*.json")}
     ports = [end["port"] for item in found if item["kind"] == "ServiceMonitor" for end in item["spec"]["endpoints"]]
     assert ports == ["internal"]
     monitors = {

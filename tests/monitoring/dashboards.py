@@ -7,14 +7,15 @@ from typing import Any
 
 import yaml
 
-DEPLOY = Path(__file__).parent.parent.parent / "deploy"
-RULES = DEPLOY / "prometheus" / "aimgpu.rules.yml"
-RULE_TESTS = DEPLOY / "prometheus" / "aimgpu.rules.test.yml"
+ROOT = Path(__file__).parent.parent.parent
+CHART_FILES = ROOT / "deploy" / "helm" / "aim-gpu-sharing" / "files"
+RULES = CHART_FILES / "alerts.yaml"
+RULE_TESTS = Path(__file__).with_name("alerts.test.yml")
 SELECTORS = ("node", "gpu", "model")
 
 
 def boards() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted((DEPLOY / "grafana").glob("*.json"))]
+    return [json.loads(path.read_text()) for path in sorted((CHART_FILES / "dashboards").glob("*.json"))]
 
 
 def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -11,13 +11,12 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from tests.monitoring.dashboards import DEPLOY, RULE_TESTS, RULES, SELECTORS, boards, panel_queries, panels, rules
+from tests.monitoring.dashboards import CHART_FILES, ROOT, RULE_TESTS, RULES, SELECTORS, boards, panel_queries, panels, rules
 from tools.dashboard_boards import BOARDS
 from tools.dashboards import build
 
 from aimgpu.monitoring.metrics import METRICS, MetricKind
 
-ROOT = DEPLOY.parent
 PANEL_TYPES = {
     "timeseries",
     "stat",
@@ -32,9 +31,9 @@ _SELECTOR = re.compile(r"(aim_[a-z0-9_]+)\{([^}]*)\}")
 
 
 def test_the_files_are_what_the_sdk_makes_of_the_boards() -> None:
-    assert sorted(path.stem for path in (DEPLOY / "grafana").glob("*.json")) == sorted(board.uid for board in BOARDS)
+    assert sorted(path.stem for path in (CHART_FILES / "dashboards").glob("*.json")) == sorted(board.uid for board in BOARDS)
     for board in BOARDS:
-        assert json.loads((DEPLOY / "grafana" / f"{board.uid}.json").read_text()) == build(board), "run `make docs`"
+        assert json.loads((CHART_FILES / "dashboards" / f"{board.uid}.json").read_text()) == build(board), "run `make docs`"
 
 
 @pytest.mark.parametrize("board", boards(), ids=lambda board: board["uid"])
@@ -140,8 +139,8 @@ def test_every_alert_has_a_severity_a_runbook_that_exists_and_a_test_that_fires_
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Debian's prometheus package")
 @pytest.mark.parametrize(
-    "command", [("check", "rules", RULES.name), ("test", "rules", RULE_TESTS.name)], ids=lambda one: one[0]
+    "command", [("check", "rules", str(RULES)), ("test", "rules", str(RULE_TESTS))], ids=lambda one: one[0]
 )
 def test_promtool_accepts_the_rules_and_their_tests(command: tuple[str, ...]) -> None:
-    done = subprocess.run(["promtool", *command], cwd=RULES.parent, capture_output=True, text=True, check=False)
+    done = subprocess.run(["promtool", *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -61,7 +61,7 @@ def test_logs_of_an_unknown_name_offers_the_nearest(aimgpu: "CommandLine") -> No
     aimgpu.run("up", "--detach")
     done = aimgpu.run("logs", "chta")
     assert done.returncode == UnknownDeployment.exit_status
-    assert "Did you mean 'chat'?" in done.stderr
+    assert "Did you mean `aimgpu logs chat`?" in done.stderr
 
 
 def test_another_token_is_not_let_in(aimgpu: "CommandLine") -> None:

@@ -284,7 +284,7 @@ def test_a_model_that_does_not_run_has_the_log_of_its_last_failed_start(home: Ho
         daemon.answer("GET /status", status(instance("code")))
         assert shown(capsys, "logs", "chat", "-n", "1")[0] == "three\n"
         assert run_command(["logs", "cod"]) == UnknownDeployment.exit_status
-        assert "Did you mean 'code'?" in capsys.readouterr().err
+        assert "Did you mean `aimgpu logs code`?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -68,6 +68,9 @@ PASTED = (
     "catalogue ls",
     "resize chat 3 GB",
     "down --all",
+    "size RTX4090",
+    "catalogue add acme/x --parameters 7",
+    "partition cpx",
 )
 
 
@@ -106,6 +109,9 @@ def test_what_cannot_run_is_answered_with_a_line_that_works(typed: str, capsys: 
         ("size qwen3:8b --quant=q8_0", "aimgpu size qwen3:8b --precision=q8_0"),
         ("size qwen3:8b --context 32k", "aimgpu size qwen3:8b --context 32768"),
         ("down --all", "aimgpu down"),
+        ("resize chat 3", "aimgpu resize chat --memory 3GiB"),
+        ("partition CPX/NPS1", "aimgpu partition apply gpu0 CPX/NPS1"),
+        ("catalogue add acme/x --parameters 7", "aimgpu catalogue add acme/x --parameters 7B"),
         ("up smollm2 --background", "aimgpu up smollm2 --detach"),
         ("keys revoke bob", "aimgpu keys remove bob"),
         ("help partition apply", "aimgpu partition apply --help"),

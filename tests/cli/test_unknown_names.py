@@ -1,6 +1,7 @@
 """Every command that takes the name of a model refuses one that is not there alike: what is meant, what there is, a status."""
 
 import json
+import shlex
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ def test_an_unknown_model_is_an_error_with_the_nearest_name_and_all_others(
     assert repr(name) in err.splitlines()[0]
     assert all(one in err for one in KNOWN)
     assert ("Did you mean" in err) == (near is not None)
-    assert near is None or f"Did you mean '{near}'?" in err
+    meant = shlex.join(["aimgpu", *(near if word == name else word for word in words)]) if near else ""
+    assert near is None or f"Did you mean `{meant}`?" in err
     assert run_command([*words, "--json"]) == UnknownDeployment.exit_status
     out, err = capsys.readouterr()
     assert (out, json.loads(err)["error"]["code"]) == ("", "unknown_deployment")

@@ -61,6 +61,7 @@ _SUBCOMMANDS = {
     "set": "apply",
     "undo": "reset",
 }
+_MODES = ("SPX", "DPX", "TPX", "QPX", "CPX")
 _OPTIONS = {
     "--quant": "--precision",
     "--quantization": "--precision",
@@ -80,6 +81,7 @@ _OPTIONS = {
     "--mem": "--memory",
     "-m": "--memory",
 }
+_NEAREST = re.compile(r"Did you mean '([^']+)'\?(.*)", re.DOTALL)
 _THOUSANDS = re.compile(r"'((\d{1,4})[kK])' is not a valid integer")
 
 
@@ -94,9 +96,15 @@ def find_hint(error: click.ClickException, arguments: Sequence[str]) -> str | No
 
 
 def name_lines(error: AimGpuError, arguments: Sequence[str]) -> str | None:
-    """Of a GPU that is not known: the same line with each that may be meant; for all else the hint of the error."""
+    """Of a name that is not known: the same line with each that may be meant; for all else the hint of the error."""
+    arguments = [word for word in arguments if word != "--json"]
     if not isinstance(error, UnknownProduct) or error.typed not in arguments:
-        return error.hint
+        near = _NEAREST.match(error.hint or "")
+        typed = next((word for word in arguments[1:] if repr(word) in error.message), None)
+        if near is None or typed is None:
+            return error.hint
+        line = [arguments[0], *_replace(arguments[1:], typed, [near[1]])]
+        return f"Did you mean `{_join(line)}`?{near[2]}"
     lines = [_join(_replace(arguments, error.typed, [name])) for name in error.near]
     if not lines:
         return error.hint
@@ -120,6 +128,8 @@ def _line(error: click.ClickException, arguments: Sequence[str]) -> list[str] | 
 def _with_command(name: str, context: click.Context, arguments: Sequence[str]) -> list[str] | None:
     group = context.command
     known = group.list_commands(context) if isinstance(group, click.Group) else []
+    if context.command.name == "partition" and name.partition("/")[0].upper() in _MODES:
+        return _replace(arguments, name, ["apply", "gpu0", name.upper()])
     if context.parent is None and name == "help":
         return [*(word for word in arguments if word != name), "--help"]
     others = _COMMANDS if context.parent is None else _SUBCOMMANDS
@@ -144,7 +154,8 @@ def _with_loose_words(error: click.UsageError, context: click.Context, arguments
     """Words that the command takes in another form: `resize chat 3 GB`, `chat code hello`, `size qwen3 8b`."""
     command, words = context.command.name, list(arguments)
     if command == "resize" and isinstance(error, click.MissingParameter) and len(words) in (3, 4):
-        return [*words[:2], "--memory", "".join(words[2:])]
+        memory = "".join(words[2:])
+        return [*words[:2], "--memory", memory + "GiB" * memory.isdigit()]
     if not error.message.startswith("Got unexpected extra argument") or len(words) < 3 or any(w.startswith("-") for w in words):  # noqa: PLR2004
         return None
     if command == "chat":

@@ -461,7 +461,7 @@ class Gateway:
         if model is None and len(name) > LONGEST_NAME:
             raise ModelNotFound("There is no model of so long a name here.", hint="GET /v1/models lists them.")
         if model is None and not self._routes.list():  # in the first moments of `aimgpu up`
-            hint = "`aimgpu up` starts some."
+            hint = "Ask again in a moment, or start some with `aimgpu up`."
             raise ModelNotReady("No model is served here yet.", hint=hint, retry_after_seconds=_RETRY_SECONDS)
         if model is None:
             names = sorted(m.name for m in self._visible(caller))

@@ -101,6 +101,11 @@ def find_gpu(name: str) -> KnownGpu:
     )
 
 
+def is_known(name: str) -> bool:
+    """Whether this names a GPU, or several."""
+    return _normalise(name) in _by_name()
+
+
 def recognise(vendor: Vendor, market_name: str | None, memory_bytes: int) -> KnownGpu | None:
     """The GPU of which a driver gives the market name; of those that differ in memory the nearest."""
     named = [gpu for gpu in known_gpus() if gpu.vendor is vendor and gpu.market_name == market_name]

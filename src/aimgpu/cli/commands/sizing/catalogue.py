@@ -129,7 +129,9 @@ def _row_from_options(model: str, parameters: str | None, settings: tuple[str, .
 def _check_unit(parameters: str | None) -> None:
     """Nobody means a model of seven parameters."""
     if parameters is not None and parameters.strip().isdigit() and int(parameters) < _FEWEST_PARAMETERS:
-        raise InvalidInput(f"a model of {parameters} parameters is too small to be one", hint=f"Did you mean {parameters}B?")
+        raise InvalidInput(
+            f"a model of {parameters!r} parameters is too small to be one", hint=f"Did you mean '{parameters}B'?"
+        )
 
 
 def _say(value: object, text: str, *, as_json: bool) -> None:

@@ -1,3 +1,4 @@
+import shlex
 from dataclasses import dataclass, replace
 from json import loads
 from pathlib import Path
@@ -18,6 +19,7 @@ from aimgpu.engines.models.hub import GGUF
 from aimgpu.engines.models.packaged import find_packaged
 from aimgpu.engines.protocols import LocalModel
 from aimgpu.errors import InvalidInput, UnknownDeployment, UnknownModel
+from aimgpu.hardware.known_gpus import is_known
 from aimgpu.home import find_home, last_run
 from aimgpu.sizing import ENGINES, Catalogue, SizingRequest, estimate_footprint, parse_parameter_count
 from aimgpu.sizing.catalogue import resolve
@@ -97,6 +99,9 @@ def size(
     if count is None and subject.path is None and basis.catalogue().find(model) is None:
         config = make_model_store().find_config(model, fetch=True)
         subject = replace(subject, path=config.path) if config else subject
+    if count is None and subject.path is None and basis.catalogue().find(model) is None and is_known(model):
+        line = shlex.join(["aimgpu", "size", "smollm2", "--gpu", model])
+        raise UnknownModel(f"{model!r} is a GPU", hint=f"Name a model too, as in `{line}`.")
     if count is None and subject.path is None and (near := _near(basis.catalogue(), model)):
         raise UnknownModel(f"nothing is known of the model {model!r}", hint=ask_about(near))
     name = basis.catalogue_name(model, engine)

@@ -31,6 +31,20 @@ _FACTORS = {
 
 def parse_quantity(text: str | int) -> int:
     """The whole number of a quantity; one that is not whole is rounded up, as Kubernetes does."""
+    return _rounded_up(_read(text))
+
+
+def parse_millis(text: str | int) -> int:
+    """Thousandths: of CPU."""
+    return _rounded_up(_read(text) * 1000)
+
+
+def _rounded_up(value: Decimal) -> int:
+    whole = int(value)
+    return whole if whole == value or value < 0 else whole + 1
+
+
+def _read(text: str | int) -> Decimal:
     given = text.strip() if isinstance(text, str) else str(text) if abs(text) < 10**_MOST_DIGITS else "a number of many digits"
     match = _FORM.fullmatch(given) if len(given) <= _LONGEST_TEXT else None
     if match is None:
@@ -47,8 +61,7 @@ def parse_quantity(text: str | int) -> int:
         raise InvalidQuantity(
             f"{text!r} has more than {_MOST_DIGITS} digits", hint="Kubernetes takes up to 9223372036854775807."
         )
-    whole = int(value)
-    return whole if whole == value or value < 0 else whole + 1
+    return value
 
 
 def format_quantity(count: int) -> str:

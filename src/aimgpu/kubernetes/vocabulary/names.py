@@ -57,6 +57,14 @@ KAI_RESERVATIONS = "kai-resource-reservation"  # namespace of the pods that hold
 LABEL_PLUGIN_CONFIG = "aim.amd.com/device-plugin.config"
 NVIDIA_PLUGIN_CONFIG = "nvidia.com/device-plugin.config"
 
+# Placement: admission's gate on a pod, what the placer did with it, and the namespaces where it is on.
+GATE = "aim.amd.com/placement"
+HINT = "aim.amd.com/placement-hint"  # annotation of a pod: the node that kube-scheduler was to look at first
+UNHINTED = "aim.amd.com/placement-skipped"  # annotation of a pod: why it was left to kube-scheduler
+LABEL_PLACEMENT = "aim.amd.com/placement"  # of a namespace, with the value "enabled"
+PLACER_LEASE = "aim-gpu-sharing-placer"
+OPERATOR_ACCOUNT = "aim-gpu-sharing-operator"
+
 # The node agents' pods, as the chart makes them.
 AGENT_ACCOUNT, AGENT_LABEL = "aim-gpu-sharing-agent", "app.kubernetes.io/component=agent"
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from aimgpu.kubernetes.vocabulary.names import GROUP
+from aimgpu.kubernetes.vocabulary.names import GROUP, LABEL_PLACEMENT
 
 LABEL = f"{GROUP}/admission"  # of a namespace
 ENABLED = "enabled"
@@ -38,6 +38,11 @@ def checked_selector(scope: AdmittedNamespaces) -> dict[str, Any]:
     if scope is AdmittedNamespaces.LABELLED:
         return _selector(LABEL, "In", ENABLED, IGNORE)
     return {"matchExpressions": [_row(LABEL, "NotIn", DISABLED), _row(_NAME, "NotIn", *SYSTEM)]}
+
+
+def placing_selector() -> dict[str, Any]:
+    """Namespaces whose pods are placed."""
+    return _selector(LABEL_PLACEMENT, "In", ENABLED)
 
 
 def unadmitted_selector() -> dict[str, Any]:

@@ -66,14 +66,18 @@ class Chooser:
             compiled = self._compiled[key] = CompiledAsk(resolve(ask), self.fleet, self.valuation)
         return compiled
 
-    def choose(self, compiled: CompiledAsk, host_memory_bytes: int = 0) -> int | None:
-        """The node that takes it best, the first by name on ties; None where none can."""
-        if compiled.fresh and len(self.fleet.nodes) == 1:
+    def choose(
+        self, compiled: CompiledAsk, host_memory_bytes: int = 0, allowed: npt.NDArray[np.bool_] | None = None
+    ) -> int | None:
+        """The node that takes it best, the first by name on ties; None where none can. `allowed`: by node; None: all."""
+        if compiled.fresh and len(self.fleet.nodes) == 1 and allowed is None:
             compiled.fresh = False
             return 0 if self._only_node_does(compiled, host_memory_bytes) else None
         score = self._scores(compiled)
         if not score.size:
             return None
+        if allowed is not None:
+            score = np.where(allowed, score, NEVER)
         node = int(score.argmax())
         if score.item(node) < _HARDLY:
             return None

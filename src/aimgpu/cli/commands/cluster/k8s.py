@@ -24,6 +24,7 @@ from aimgpu.errors import ClusterFailed, InvalidInput, NotFoundInCluster
 from aimgpu.kubernetes.api.client import Client
 from aimgpu.kubernetes.api.resources import DEPLOYMENTS
 from aimgpu.kubernetes.cluster.node_trial import try_node
+from aimgpu.kubernetes.cluster.placer.ungating import ungate_pods
 from aimgpu.kubernetes.models.serving.applier import AppliedObject, StackApplier
 from aimgpu.kubernetes.models.serving.cluster_view import GATEWAY_SELECTOR, ClusterView, find_installed_image
 from aimgpu.kubernetes.models.serving.engine_container import require_own_image
@@ -229,3 +230,23 @@ def cleanup(cluster: ClusterTarget, caches: bool, dry_run: bool, as_json: bool) 
         print_json({"namespace": namespace, "changes": [asdict(one) for one in removed]})
     elif not removed:
         click.echo(f"There is nothing of aimgpu in namespace {namespace}.")
+
+
+@k8s.command(epilog=examples("aimgpu k8s ungate --namespace team-a", "aimgpu k8s ungate --all-namespaces"))
+@click.option("--all-namespaces", is_flag=True, help="Pods of every namespace.")
+@cluster_options
+@json_option
+def ungate(cluster: ClusterTarget, all_namespaces: bool, as_json: bool) -> None:
+    """Let pods go that wait to be placed, for when no operator runs any more: kube-scheduler takes them."""
+
+    async def work(client: Client, namespace: str) -> list[tuple[str, str]]:
+        return await ungate_pods(client, None if all_namespaces else namespace)
+
+    found = in_cluster(cluster, work)
+    if as_json:
+        print_json({"pods": [{"namespace": namespace, "name": name} for namespace, name in found]})
+        return
+    for namespace, name in found:
+        click.echo(f"pod {namespace}/{name} is let go")
+    if not found:
+        click.echo("No pod waits to be placed.")

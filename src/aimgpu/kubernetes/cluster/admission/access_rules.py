@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aimgpu.kubernetes.vocabulary.names import GROUP, WEBHOOKS
+from aimgpu.kubernetes.vocabulary.names import GROUP, PLACER_LEASE, WEBHOOKS
 
 
 def cluster_role_rules() -> list[dict[str, Any]]:
@@ -26,8 +26,10 @@ def issued_rules(certificate: str, secret: str) -> list[dict[str, Any]]:
 
 
 def role_rules(secret: str) -> list[dict[str, Any]]:
-    """In its own namespace: the Secret of its certificate. `create` cannot be limited to a name."""
+    """In its own namespace: its certificate's Secret, and whether pods are placed. `create` cannot be limited to a name."""
+    lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [PLACER_LEASE]}
     return [
+        {**lease, "verbs": ["list", "watch"]},
         {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
         {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [secret], "verbs": ["get", "update"]},
     ]

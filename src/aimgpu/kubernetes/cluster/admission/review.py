@@ -23,6 +23,7 @@ from aimgpu.kubernetes.vocabulary.annotations import (
     parse_annotations,
 )
 from aimgpu.kubernetes.vocabulary.model_labels import NAME, SERVED_MODEL
+from aimgpu.kubernetes.vocabulary.names import GATE
 from aimgpu.kubernetes.vocabulary.served_model import (
     PodModel,
     engine_words,
@@ -91,6 +92,16 @@ def review_pod(pod: Mapping[str, Any], namespace: str, cluster: Cluster) -> Admi
     if kai:
         patch += annotate_request(pod, request)
     return Admitted(patch=patch, template=template, warnings=warnings)
+
+
+def gate_pod(pod: Mapping[str, Any]) -> Admitted:
+    """For the placer, which takes the gate away again. The API server asks for the right pods only (`placement_conditions`)."""
+    gates = (pod.get("spec") or {}).get("schedulingGates") or []
+    if any(gate.get("name") == GATE for gate in gates):
+        return Admitted(patch=[])
+    if gates:
+        return Admitted(patch=[{"op": "add", "path": "/spec/schedulingGates/-", "value": {"name": GATE}}])
+    return Admitted(patch=[{"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]}])
 
 
 def _served_name(pod: Mapping[str, Any]) -> str | None:

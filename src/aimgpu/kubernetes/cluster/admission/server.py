@@ -12,18 +12,19 @@ from aiohttp import web
 from aimgpu.errors import AimGpuError, ClusterConflict, ClusterFailed, NotAllowed, NotFoundInCluster
 from aimgpu.kubernetes.api.client import Client, Object
 from aimgpu.kubernetes.api.mirror import Key, Mirror, OnChange, as_it_is
-from aimgpu.kubernetes.api.resources import CLAIM_TEMPLATES, RESOURCE_SLICES
+from aimgpu.kubernetes.api.resources import CLAIM_TEMPLATES, LEASES, RESOURCE_SLICES
 from aimgpu.kubernetes.cluster.admission.certificate_keeper import CertificateKeeper
 from aimgpu.kubernetes.cluster.admission.inventory import PublishedGpus
 from aimgpu.kubernetes.cluster.admission.options import AdmissionOptions
 from aimgpu.kubernetes.cluster.admission.replicas import OfferedReplicas
-from aimgpu.kubernetes.cluster.admission.review import Admitted, Cluster, answer, review_pod, review_service
+from aimgpu.kubernetes.cluster.admission.review import Admitted, Cluster, answer, gate_pod, review_pod, review_service
 from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES
-from aimgpu.kubernetes.vocabulary.names import DRIVER, MANAGED_BY, UNUSED_SINCE
+from aimgpu.kubernetes.vocabulary.names import DRIVER, MANAGED_BY, PLACER_LEASE, UNUSED_SINCE
 from aimgpu.sizing import Catalogue, built_in, combine, read_rows
 
 log = logging.getLogger(__name__)
 
+_PLACER_SECONDS = 10.0  # without a renewal of its Lease, which it renews every three
 _LARGEST_REVIEW = 8 << 20  # the API server's own limit of an object is 3 MiB; old and new come together
 
 
@@ -40,6 +41,9 @@ class AdmissionServer:
             Mirror(client, GPU_NODES, as_it_is, on_change=_into(self._replicas)),
         )
         self._templates = Mirror(client, CLAIM_TEMPLATES, _is_unused, labels=ours, on_change=self._saw_template)
+        name, place = f"metadata.name={PLACER_LEASE}", (options.namespace,)
+        self._lease = Mirror(client, LEASES, _renewal, namespaces=place, fields=name, on_change=self._saw_lease)
+        self._placed_until = 0.0  # of the event loop's clock: times of other machines are not compared
         self._known_templates: set[tuple[str, str]] = set()
         self._cluster = Cluster(gpus=self._gpus, replicas=self._replicas, catalogue=_read_catalogue(options))
         self.certificates = CertificateKeeper(client, options)
@@ -63,6 +67,7 @@ class AdmissionServer:
     def application(self) -> web.Application:
         application = web.Application(client_max_size=_LARGEST_REVIEW)
         application.router.add_post("/mutate/pods", self._mutate_pod)
+        application.router.add_post("/mutate/placement", self._gate_pod)
         application.router.add_post("/validate/inferenceservices", self._validate_service)
         application.router.add_post("/validate/llminferenceservices", self._validate_llm_service)
         application.router.add_get("/healthz", self._healthy)
@@ -79,6 +84,19 @@ class AdmissionServer:
         except AimGpuError as error:
             return _respond(review, error)
         return _respond(review, admitted)
+
+    async def _gate_pod(self, request: web.Request) -> web.Response:
+        """Nothing is gated that nobody would place."""
+        review = await _read_review(request)
+        placed = asyncio.get_running_loop().time() < self._placed_until
+        return _respond(review, gate_pod(review.get("object") or {}) if placed else Admitted(patch=[]))
+
+    def _saw_lease(self, _key: Key, before: str | None, now: str | None) -> None:
+        """The first sight of it is no renewal: it may be old."""
+        if now is None:
+            self._placed_until = 0.0
+        elif before is not None and before != now:
+            self._placed_until = asyncio.get_running_loop().time() + _PLACER_SECONDS
 
     async def _validate_service(self, request: web.Request) -> web.Response:
         review = await _read_review(request)
@@ -145,6 +163,7 @@ class AdmissionServer:
             for mirror in self._mirrors:
                 group.create_task(mirror.run())
             group.create_task(self._templates.run())
+            group.create_task(self._lease.run())
 
     def _saw_template(self, key: Key, _before: object, unused: bool | None) -> None:  # noqa: FBT001 - what is kept
         if unused is not False:  # one that is only seen is not known: what is in it was not compared
@@ -156,6 +175,10 @@ def _into(known: PublishedGpus | OfferedReplicas) -> OnChange[Object]:
         (known.remove if now is None else known.put)(now or before or {})
 
     return saw
+
+
+def _renewal(lease: Object) -> str:
+    return str((lease.get("spec") or {}).get("renewTime") or "")
 
 
 def _is_unused(template: Object) -> bool:

@@ -2,11 +2,18 @@
 
 from typing import Any
 
-from aimgpu.kubernetes.vocabulary.annotations import REVIEWED_PREFIXES
-from aimgpu.kubernetes.vocabulary.names import WEBHOOKS
-from aimgpu.kubernetes.vocabulary.namespaces import AdmittedNamespaces, checked_selector, passing_selector, refusing_selector
+from aimgpu.kubernetes.vocabulary.annotations import DEFAULT_SCHEDULER, REVIEWED_PREFIXES
+from aimgpu.kubernetes.vocabulary.names import GROUP, WEBHOOKS
+from aimgpu.kubernetes.vocabulary.namespaces import (
+    AdmittedNamespaces,
+    checked_selector,
+    passing_selector,
+    placing_selector,
+    refusing_selector,
+)
 
 _TIMEOUT_SECONDS = 5
+_PLACEMENT = "/mutate/placement"
 _PODS, _SERVICES, _LLM_SERVICES = "/mutate/pods", "/validate/inferenceservices", "/validate/llminferenceservices"
 
 
@@ -18,9 +25,17 @@ def match_condition() -> dict[str, str]:
 
 
 def mutating_configuration(
-    namespace: str, service: str, authority: str = "", *, scope: AdmittedNamespaces = AdmittedNamespaces.ALL
+    namespace: str,
+    service: str,
+    authority: str = "",
+    *,
+    scope: AdmittedNamespaces = AdmittedNamespaces.ALL,
+    placed: str = "none",
 ) -> dict[str, Any]:
-    """Two webhooks, of which a namespace has one at most: refuse pods while admission is down, or let them pass."""
+    """Two webhooks, of which a namespace has one at most: refuse pods while admission is down, or let them pass.
+
+    A third gates pods of namespaces where placement is on, after they have their claims. `placed`: `gpu`, `all` or `none`.
+    """
     webhooks = [
         _webhook(name, _client(namespace, service, _PODS, authority), policy=policy, namespaces=selector)
         for name, policy, selector in (
@@ -32,7 +47,23 @@ def mutating_configuration(
         each["rules"] = [matching_rule("", "v1", ("pods",), ("CREATE",))]
         each["matchConditions"] = [match_condition()]
         each["reinvocationPolicy"] = "IfNeeded"
-    return _configuration("MutatingWebhookConfiguration", webhooks)
+    gates = _webhook("placement.aim.amd.com", _client(namespace, service, _PLACEMENT, authority), "Ignore", placing_selector())
+    gates |= {"rules": [matching_rule("", "v1", ("pods",), ("CREATE",))], "matchConditions": placement_conditions(placed)}
+    return _configuration("MutatingWebhookConfiguration", [*webhooks, gates])
+
+
+def placement_conditions(placed: str) -> list[dict[str, str]]:
+    """Pods that kube-scheduler places, DaemonSets' left out; with `gpu`, those that ask for GPUs of ours."""
+    resources = f"key.startsWith('{GROUP}/') || key.startsWith('deviceclass.resource.kubernetes.io/')"
+    limits = f"has(one.resources) && has(one.resources.limits) && one.resources.limits.exists(key, {resources})"
+    asks = f"has(object.spec.resourceClaims) || object.spec.containers.exists(one, {limits})"
+    owners, scheduler = "object.metadata.ownerReferences", "object.spec.schedulerName"
+    return [
+        {"name": "is-to-be-placed", "expression": f"'{placed}' == 'all' || '{placed}' == 'gpu' && ({asks})"},
+        {"name": "has-no-node", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"},
+        {"name": "is-for-kube-scheduler", "expression": f"!has({scheduler}) || {scheduler} == '{DEFAULT_SCHEDULER}'"},
+        {"name": "is-no-daemon", "expression": f"!has({owners}) || !{owners}.exists(one, one.kind == 'DaemonSet')"},
+    ]
 
 
 def validating_configuration(
@@ -67,7 +98,7 @@ def _configuration(kind: str, webhooks: list[dict[str, Any]]) -> dict[str, Any]:
     return {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": metadata, "webhooks": webhooks}
 
 
-def _webhook(name: str, client: dict[str, Any], *, policy: str, namespaces: dict[str, Any]) -> dict[str, Any]:
+def _webhook(name: str, client: dict[str, Any], policy: str, namespaces: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         "clientConfig": client,

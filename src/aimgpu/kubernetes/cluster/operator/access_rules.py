@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from aimgpu.kubernetes.cluster.placer.policy import NAME
 from aimgpu.kubernetes.vocabulary.custom_resources import PARTITION_PLANS
 from aimgpu.kubernetes.vocabulary.names import GROUP
 
@@ -37,5 +38,15 @@ def cluster_role_rules() -> list[dict[str, Any]]:
 
 
 def role_rules() -> list[dict[str, Any]]:
-    """In its own namespace: the Lease by which one replica leads."""
-    return [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]
+    """In its own namespace: the Lease by which one replica leads, and that of the placer."""
+    return [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update", "patch"]}]
+
+
+def placement_rules() -> list[dict[str, Any]]:
+    """Where placement is on. Of what it may patch, the policy of placement leaves a gate, a hint and two notes."""
+    registration = {"apiGroups": ["admissionregistration.k8s.io"], "resourceNames": [NAME], "verbs": ["get"]}
+    return [
+        {"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["patch"]},
+        {"apiGroups": [""], "resources": ["persistentvolumeclaims", "persistentvolumes"], "verbs": ["get"]},
+        {**registration, "resources": ["validatingadmissionpolicies", "validatingadmissionpolicybindings"]},
+    ]

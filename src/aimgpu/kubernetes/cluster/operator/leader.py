@@ -117,13 +117,16 @@ class Leader:
         }
 
 
-async def own_account(client: Client, namespace: str) -> list[Object]:
-    """An owner reference to our service account: what it owns goes when the chart is uninstalled. Empty for other users."""
+async def own_account(client: Client, namespace: str, account: str = "") -> list[Object]:
+    """An owner reference to our service account: what it owns goes when the chart is uninstalled.
+
+    Empty for other users, and for accounts of another name than this.
+    """
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     review = await client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=body)
     user = (review.get("status") or {}).get("userInfo") or {}
     prefix, _, name = str(user.get("username") or "").rpartition(":")
-    if prefix != f"system:serviceaccount:{namespace}" or not user.get("uid"):
+    if prefix != f"system:serviceaccount:{namespace}" or not user.get("uid") or account not in ("", name):
         return []
     return [{"apiVersion": "v1", "kind": "ServiceAccount", "name": name, "uid": user["uid"]}]
 

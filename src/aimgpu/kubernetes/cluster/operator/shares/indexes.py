@@ -224,6 +224,7 @@ class KnownGpus:
     claims: ClaimIndex = field(default_factory=ClaimIndex)
     devices: DeviceIndex = field(default_factory=DeviceIndex)
     nodes: GpuNodeIndex = field(default_factory=GpuNodeIndex)
+    reasons: Mapping[Key, str] = field(default_factory=dict)  # why pods are not placed yet, beyond what their status says
 
 
 def consumed_bytes(result: Mapping[str, Any]) -> int:

@@ -36,7 +36,8 @@ class ShareLoop:
         self._client = client
         self._options = options
         self._pods = PodIndex()
-        self._gpus = KnownGpus()
+        self.reasons: dict[Key, str] = {}  # why pods wait with our gate, as the placer says
+        self._gpus = KnownGpus(reasons=self.reasons)
         self.queue: WorkQueue[Workload] = WorkQueue()
         self._waiting: set[Workload] = set()  # with a pod that has no node
         places = sorted(options.namespaces)

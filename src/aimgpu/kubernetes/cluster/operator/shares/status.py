@@ -9,6 +9,7 @@ from aimgpu.kubernetes.cluster.operator.shares.indexes import KnownGpus
 from aimgpu.kubernetes.cluster.operator.shares.room import find_room
 from aimgpu.kubernetes.cluster.operator.shares.rows import rows_of
 from aimgpu.kubernetes.vocabulary.annotations import DEFAULT_SCHEDULER, asks_in_vain
+from aimgpu.kubernetes.vocabulary.names import HINT, UNHINTED
 
 Object = dict[str, Any]
 
@@ -46,7 +47,7 @@ def _condition(pods: Sequence[Mapping[str, Any]], replicas: Sequence[Object], gp
         status, reason = "False", "Waiting"
         message = f"{len(waiting)} of {len(pods)} pods wait: {_why(waiting[0], pods, gpus)}"
     else:
-        status, reason, message = "True", "Allocated", f"{len(pods)} of {len(pods)} pods have their share"
+        status, reason, message = "True", "Allocated", f"{len(pods)} of {len(pods)} pods have their share{_placed(pods)}"
     old: Mapping[str, Any] = next(
         (each for each in before.get("conditions") or () if each.get("type") == "PartitionAllocated"), {}
     )
@@ -67,8 +68,9 @@ def _is_prepared(pod: Mapping[str, Any], gpus: KnownGpus) -> bool:
 
 def _why(pod: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], gpus: KnownGpus) -> str:
     """The scheduler's own words for why a pod waits, what is free, and the pod before it that has what it waits for."""
-    words = _words(pod)
     namespace = pod["metadata"]["namespace"]
+    reason = gpus.reasons.get((namespace, pod["metadata"]["name"]))
+    words = (f"{pod['metadata']['name']}: {reason}" if reason else _words(pod)) + _placed([pod])
     claims = [gpus.claims.get(namespace, one.name) for one in claims_of(pod)]
     open_claims = [one for one in claims if one is not None and "allocation" not in (one.get("status") or {})]
     rooms = [room for one in open_claims if (room := find_room(one.get("spec") or {}, gpus)) is not None and not room.now]
@@ -83,6 +85,18 @@ def _why(pod: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], gpus: KnownG
             "set maxSurge: 0 and maxUnavailable: 1 in the update strategy"
         )
     return "; ".join(parts)
+
+
+def _placed(pods: Sequence[Mapping[str, Any]]) -> str:
+    """What became of the placer's hints; empty where kube-scheduler followed them, or there were none."""
+    found = []
+    for pod in pods:
+        name, notes = pod["metadata"]["name"], pod["metadata"].get("annotations") or {}
+        if node_of(pod) and notes.get(HINT, node_of(pod)) != node_of(pod):
+            found.append(f"{name} is on {node_of(pod)}, not on {notes[HINT]} as hinted")
+        elif UNHINTED in notes:
+            found.append(f"{name} was left to kube-scheduler: {notes[UNHINTED]}")
+    return f"; {found[0]}{f' ({len(found) - 1} more like it)' if len(found) > 1 else ''}" if found else ""
 
 
 def _hash(pod: Mapping[str, Any]) -> str:

@@ -35,12 +35,12 @@ def start(cluster: Cluster, kubeconfig: Path, port: int, *options: str) -> Proce
 
 
 @contextmanager
-def running_admission(cluster: Cluster, *, replicas: int = 1) -> Iterator[list[Process]]:
+def running_admission(cluster: Cluster, *, replicas: int = 1, placed: str = "none") -> Iterator[list[Process]]:
     """With its webhook configurations installed; afterwards nothing of it is left."""
     kubeconfig = make_account(cluster, "admission", cluster_role_rules(), role_rules(SERVICE))
     ports = [FIRST_PORT + number for number in range(replicas)]
     cluster.apply(_service(ports), NAMESPACE)
-    cluster.apply([mutating_configuration(NAMESPACE, SERVICE), validating_configuration(NAMESPACE, SERVICE)])
+    cluster.apply([mutating_configuration(NAMESPACE, SERVICE, placed=placed), validating_configuration(NAMESPACE, SERVICE)])
     processes = [start(cluster, kubeconfig, port) for port in ports]
     try:
         wait_until(lambda: _answers(cluster), "the API server calls the webhooks")

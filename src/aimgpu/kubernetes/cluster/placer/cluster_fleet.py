@@ -316,8 +316,6 @@ class ClusterFleet:
         """Alternatives; empty: it asks for no GPU; None: a claim of it is not there yet."""
         asked = (read_limit(name, pod.requests[name]) for name in self._claimed_limits(pod))
         found: list[tuple[GpuAsk, ...]] = [(ask,) for ask in asked if ask is not None]
-            (ask,) for name in self._claimed_limits(pod) if (ask := read_limit(name, pod.requests[name])) is not None
-        ]
         if pod.waiting and len(pod.waiting["spec"].get("resourceClaims") or ()) > len(pod.claims):
             return None
         for name in pod.claims:

@@ -216,7 +216,5 @@ def _pinned(spec: Mapping[str, Any], node: str) -> Object:
     """The pod's own terms, each narrowed to the node: of a gated pod they may be narrowed only."""
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
     own: Sequence[Object] = required.get("nodeSelectorTerms") or [{}]
-        "nodeSelectorTerms"
-    ) or [{}]
     row = {"key": "metadata.name", "operator": "In", "values": [node]}
     return {"nodeSelectorTerms": [{**term, "matchFields": [*(term.get("matchFields") or ()), row]} for term in own]}

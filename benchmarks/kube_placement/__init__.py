@@ -1,0 +1,1 @@
+"""Placement on a real API server and kube-scheduler, with the openb trace."""

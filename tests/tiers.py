@@ -27,6 +27,7 @@ FOLDERS = dict.fromkeys(
     FAST,
 ) | {"cluster": REST, "engines_real": WIDE}
 MODULES = {
+    "kubernetes/test_placement_rules.py": FAST,
     "test_architecture.py": FAST,
     "test_daemon_secrets.py": FAST,
     "test_errors.py": FAST,

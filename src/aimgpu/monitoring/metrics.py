@@ -157,4 +157,9 @@ OPERATOR_METRICS = (  # of the operator on a cluster
     _gauge("aim_operator_leading", "1 in the replica of the operator that leads.", ()),
     _gauge("aim_operator_queue_depth", "Workloads whose GpuShares wait to be reconciled.", ()),
     _counter("aim_operator_reconciles", "Looks at workloads since this replica leads; result: done, failed.", ("result",)),
+    _counter(
+        "aim_operator_placements",
+        "Pods since this replica leads; result: hinted, skipped (let go without a hint), placed, placed-elsewhere.",
+        ("result",),
+    ),
 )

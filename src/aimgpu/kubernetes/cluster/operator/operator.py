@@ -24,6 +24,7 @@ class Operator:
         self._client = client
         self._options = options
         self._shares: ShareLoop | None = None  # while it leads
+        self._placer: Placer | None = None
         self._identity = identity = f"{socket.gethostname()}-{os.getpid()}"
         self._leader = Leader(client, namespace=options.namespace, name="aim-gpu-sharing-operator", identity=identity)
 
@@ -35,16 +36,18 @@ class Operator:
         try:
             while True:
                 await self._leader.lead(self._work)
-                self._shares = None
+                self._shares = self._placer = None
         finally:
             await metrics.stop()
 
     def render(self) -> bytes:
         """Its metrics. A replica that waits for the lead is well."""
         leads, queue = self._shares is not None, self._shares.queue if self._shares else WorkQueue[object]()
+        placed = self._placer.counts if self._placer else {}
         values = {
             "aim_operator_leading": [("", int(leads))],
             "aim_operator_queue_depth": [("", len(queue))],
+            "aim_operator_placements": [(f'{{result="{one}"}}', count) for one, count in placed.items()],
             "aim_operator_reconciles": [(f'{{result="{one}"}}', queue.finished[one]) for one in ("done", "failed")],
         }
         return "".join(text for metric in OPERATOR_METRICS for text in _lines(metric, values[metric.name])).encode()
@@ -53,8 +56,8 @@ class Operator:
         async with asyncio.TaskGroup() as group:
             shares = self._shares = ShareLoop(self._client, self._options)
             if self._options.placement is not None:
-                placer = Placer(self._client, self._options, self._identity, shares.reasons)
-                group.create_task(placer.run())
+                self._placer = Placer(self._client, self._options, self._identity, shares.reasons)
+                group.create_task(self._placer.run())
             plans = PlanLoop(self._client, self._options.namespace)
             shares.listen(plans.wake)
             group.create_task(shares.run())

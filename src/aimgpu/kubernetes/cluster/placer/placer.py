@@ -36,7 +36,7 @@ _MANAGER = "aimgpu-placer"
 
 
 class Placer:
-    """Writes into `reasons` why a pod waits with our gate."""
+    """Writes into `reasons` why a pod waits with our gate. `counts`: of pods, since it runs."""
 
     def __init__(self, client: Client, options: OperatorOptions, identity: str, reasons: dict[Key, str]) -> None:
         self._client = client
@@ -50,7 +50,7 @@ class Placer:
         self._since: dict[Key, float] = {}  # pods that found no node, and when they first did not
         self._refused: dict[Key, int] = {}  # with `freed` of the fleet then
         self._gap: str | None = "not checked yet"
-        self._counts = dict.fromkeys(("hinted", "skipped", "placed", "placed-elsewhere"), 0)
+        self.counts = dict.fromkeys(("hinted", "skipped", "placed", "placed-elsewhere"), 0)
         fleet = self._fleet
         self._mirrors = (
             Mirror(client, NODES, read_node, on_change=self._saw(lambda key, now: fleet.put_node(key[1], now))),
@@ -131,7 +131,7 @@ class Placer:
                 await self._client.patch(PODS, name, body, namespace, subresource="status", manager=_MANAGER)
             body = _release(pod, choice, self._options.placement)
             await self._client.patch(PODS, name, body, namespace, manager=_MANAGER)
-            self._counts["hinted" if choice.node else "skipped"] += 1
+            self.counts["hinted" if choice.node else "skipped"] += 1
         except (
             TimeoutError,
             AimGpuError,
@@ -158,9 +158,9 @@ class Placer:
             for known in (self._reasons, self._since, self._refused):
                 known.pop(key, None)
         if before is not None and not before.node and now is not None and now.node and now.hinted:
-            self._counts["placed"] += 1
+            self.counts["placed"] += 1
             if now.node != now.hinted:
-                self._counts["placed-elsewhere"] += 1
+                self.counts["placed-elsewhere"] += 1
                 data = {"pod": "/".join(key), "hint": now.hinted, "node": now.node}
                 log.info("placer.placed_elsewhere", extra={"data": data})
         self._wake.set()
@@ -193,7 +193,7 @@ class Placer:
         metadata = {
             "name": PLACER_LEASE,
             "ownerReferences": owners,
-            "annotations": {f"{GROUP}/{name}": str(count) for name, count in self._counts.items()},
+            "annotations": {f"{GROUP}/{name}": str(count) for name, count in self.counts.items()},
         }
         spec = {"holderIdentity": self._identity, "renewTime": now}
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}

@@ -13,16 +13,19 @@ from tests.kubernetes.chart import CHART, NAMESPACE, RELEASE, ROOT, helm
 
 from aimgpu.kubernetes.cluster.admission.node_policy import node_policy
 from aimgpu.kubernetes.cluster.admission.warning_policies import changed_pod_warning, warning_policies
-from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration, placement_conditions
 from aimgpu.kubernetes.cluster.definitions import definition_rules
 from aimgpu.kubernetes.cluster.operator.access_rules import namespaced_rules as operator_rules
+from aimgpu.kubernetes.cluster.operator.access_rules import placement_rules
 from aimgpu.kubernetes.cluster.operator.config_manager import DCM_TAINT
 from aimgpu.kubernetes.cluster.operator.options import parse_options as parse_operator_options
 from aimgpu.kubernetes.cluster.operator.plan_vocabulary import PLAN_TAINT
+from aimgpu.kubernetes.cluster.placer.policy import placement_policy
 from aimgpu.kubernetes.models.gateway.access_rules import namespaced_rules as gateway_rules
 from aimgpu.kubernetes.models.gateway.options import parse_options as parse_gateway_options
 from aimgpu.kubernetes.node.agent.options import parse_options
 from aimgpu.kubernetes.node.dra_driver.device_classes import device_classes
+from aimgpu.kubernetes.vocabulary.names import PLACER_LEASE
 from aimgpu.kubernetes.vocabulary.namespaces import AdmittedNamespaces
 
 
@@ -109,6 +112,24 @@ def test_wrong_values_are_refused(wrong: str) -> None:
         rendered("--set-string" if "maybe" in wrong else "--set", wrong)
 
 
+def test_placement_comes_with_its_policy_its_rights_and_its_webhook() -> None:
+    chosen = ("--set=placement.enabled=true", "--set=placement.pods=all", "--set=placement.waiting=never")
+    items = rendered(*chosen)
+    by_name = {(item["kind"], item["metadata"]["name"]): item for item in items}
+    for wanted in placement_policy(NAMESPACE):
+        assert by_name[wanted["kind"], wanted["metadata"]["name"]]["spec"] == wanted["spec"]
+    assert by_name["ClusterRole", "aim-gpu-sharing-operator-placement"]["rules"] == placement_rules()
+    (operator,) = (item for item in items if item["kind"] == "Deployment" and item["metadata"]["name"].endswith("operator"))
+    options = parse_operator_options(operator["spec"]["template"]["spec"]["containers"][0]["args"])
+    assert (options.placement, options.waiting_seconds) == ("hint", None)
+    for items_, placed in ((items, "all"), (rendered("--set=placement.enabled=true"), "gpu"), (rendered(), "none")):
+        (webhooks,) = (item for item in items_ if item["kind"] == "MutatingWebhookConfiguration")
+        assert webhooks["webhooks"][2]["matchConditions"] == placement_conditions(placed)
+    assert not any("placement" in item["metadata"]["name"] for item in rendered())
+    with pytest.raises(RuntimeError, match=r"needs admission\.enabled"):
+        rendered(*chosen, "--set=admission.enabled=false")
+
+
 def test_with_cert_manager_the_server_reads_another_secret_than_the_one_it_would_write_itself() -> None:
     issuer = "--set=admission.certManager.issuer.name=local"
     items = rendered("--set=admission.certManager.enabled=true", issuer)
@@ -122,7 +143,8 @@ def test_with_cert_manager_the_server_reads_another_secret_than_the_one_it_would
     assert {"name": "certificates", "secret": {"secretName": secret}} in pod["volumes"]
     assert f"--secret={secret}" in pod["containers"][0]["args"]
     named = {name for rule in role["rules"] for name in rule.get("resourceNames", ())}
-    assert named == {secret, server["metadata"]["name"]}  # the Certificate has the server's name; its own Secret as before
+    # The Certificate has the server's name; its own Secret as before.
+    assert named == {secret, server["metadata"]["name"], PLACER_LEASE}
     with pytest.raises(RuntimeError, match=r"certManager\.issuer\.name"):
         rendered("--set=admission.certManager.enabled=true")
 

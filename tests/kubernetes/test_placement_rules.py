@@ -8,7 +8,7 @@ from tests.kubernetes.placed_nodes import claim_body, node_body, pod_body, slice
 from aimgpu.kubernetes.cluster.admission.review import gate_pod
 from aimgpu.kubernetes.cluster.operator.shares.indexes import KnownGpus
 from aimgpu.kubernetes.cluster.operator.shares.status import share_status
-from aimgpu.kubernetes.cluster.placer.cluster_fleet import Choice, ClusterFleet
+from aimgpu.kubernetes.cluster.placer.cluster_fleet import ClusterFleet, PodChoice
 from aimgpu.kubernetes.cluster.placer.gpus import read_claim
 from aimgpu.kubernetes.cluster.placer.pods import PodView, read_pod
 from aimgpu.kubernetes.cluster.placer.rules import ports_conflict, read_node, read_requests, read_rules, unread_rule
@@ -163,7 +163,7 @@ class World:
         pod["metadata"] |= {"namespace": "a", "uid": name, "annotations": {HINT: hint} if hint else {}}
         self.fleet.put_pod(("a", name), read_pod(pod))
 
-    def choose(self, view: PodView) -> Choice:
+    def choose(self, view: PodView) -> PodChoice:
         found = self.fleet.choose(view)
         assert found is not None
         return found

@@ -13,7 +13,7 @@ from aimgpu.kubernetes.cluster.operator.options import OperatorOptions
 from aimgpu.kubernetes.cluster.operator.plan_loop import PlanLoop
 from aimgpu.kubernetes.cluster.operator.shares.loop import ShareLoop
 from aimgpu.kubernetes.cluster.operator.work_queue import WorkQueue
-from aimgpu.kubernetes.cluster.placer.placer import Placer
+from aimgpu.kubernetes.cluster.placer.placer import PodPlacer
 from aimgpu.monitoring.metrics import OPERATOR_METRICS, Metric, MetricKind
 
 
@@ -24,7 +24,7 @@ class Operator:
         self._client = client
         self._options = options
         self._shares: ShareLoop | None = None  # while it leads
-        self._placer: Placer | None = None
+        self._placer: PodPlacer | None = None
         self._identity = identity = f"{socket.gethostname()}-{os.getpid()}"
         self._leader = Leader(client, namespace=options.namespace, name="aim-gpu-sharing-operator", identity=identity)
 
@@ -56,7 +56,7 @@ class Operator:
         async with asyncio.TaskGroup() as group:
             shares = self._shares = ShareLoop(self._client, self._options)
             if self._options.placement is not None:
-                self._placer = Placer(self._client, self._options, self._identity, shares.reasons)
+                self._placer = PodPlacer(self._client, self._options, self._identity, shares.reasons)
                 group.create_task(self._placer.run())
             plans = PlanLoop(self._client, self._options.namespace)
             shares.listen(plans.wake)

@@ -27,8 +27,8 @@ from aimgpu.kubernetes.cluster.placer.pods import PodView
 from aimgpu.kubernetes.cluster.placer.rules import (
     CPU,
     MEMORY,
+    NodeFacts,
     NodeRules,
-    NodeView,
     Port,
     ports_conflict,
     read_rules,
@@ -46,7 +46,7 @@ _MOST_READ = 4096  # claims and limits that are kept as they were read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class PodChoice:
     """For one pod: a node; or why it waits; or why it is left to kube-scheduler."""
 
     node: str = ""
@@ -69,7 +69,7 @@ class ClusterFleet:
     def __init__(self, weights: Weights = COMING_AND_GOING) -> None:
         self._weights = weights
         self.freed = 0  # grows whenever a pod that found no node may find one
-        self._nodes: dict[str, NodeView] = {}
+        self._nodes: dict[str, NodeFacts] = {}
         self._published = Published()
         self._claims: dict[Key, ClaimView] = {}
         self._pods: dict[Key, PodView] = {}
@@ -89,7 +89,7 @@ class ClusterFleet:
         self._asks: dict[object, Ask] = {}
         self._read: dict[str, tuple[GpuAsk, ...] | NoHint] = {}
 
-    def put_node(self, name: str, node: NodeView | None) -> None:
+    def put_node(self, name: str, node: NodeFacts | None) -> None:
         """None: it is gone."""
         before = self._nodes.pop(name, None)
         if node is not None:
@@ -136,15 +136,15 @@ class ClusterFleet:
         """Those with our gate alone that were not sent anywhere yet, in their order."""
         return sorted((pod for key, pod in self._waiting.items() if key not in self._sent), key=lambda pod: pod.order)
 
-    def choose(self, pod: PodView, volumes: Sequence[Sequence[Mapping[str, Any]]] = ()) -> Choice | None:
+    def choose(self, pod: PodView, volumes: Sequence[Sequence[Mapping[str, Any]]] = ()) -> PodChoice | None:
         """The room is taken at once; `forget` gives it back. None: its claims are not there yet."""
         spec = pod.waiting["spec"]
         if (rule := unread_rule(spec)) is not None:
-            return Choice(skipped=rule)
+            return PodChoice(skipped=rule)
         try:
             gpus = self._gpus_of(pod, waiting=True)
         except NoHint as reason:
-            return Choice(skipped=str(reason))
+            return PodChoice(skipped=str(reason))
         if gpus is None:
             return None
         fleet, chooser = self._engine()
@@ -164,7 +164,7 @@ class ClusterFleet:
                 return self._send(pod, fleet.nodes[node].name, charge)
             self._failed[again] = min(host, self._failed.get(again, host))
         named = f"{int(allowed.sum())} of {len(fleet.nodes)} nodes match its selectors and tolerations"
-        return Choice(waits=f"no node has room for it now; {named}")
+        return PodChoice(waits=f"no node has room for it now; {named}")
 
     def leave(self, key: Key) -> None:
         """It is being let go without a hint."""
@@ -176,7 +176,7 @@ class ClusterFleet:
         self._drop_guess(key)
         self._charge_pod(key, None, "")
 
-    def _send(self, pod: PodView, node: str, charge: Charge) -> Choice:
+    def _send(self, pod: PodView, node: str, charge: Charge) -> PodChoice:
         _, chooser = self._engine()
         self._sent[pod.key] = node
         self._charge_pod(pod.key, pod, node)
@@ -185,7 +185,7 @@ class ClusterFleet:
             chooser.take(guess)
             self._guessed[pod.key] = guess
             self._await_claims(pod.key, pod)
-        return Choice(node=node)
+        return PodChoice(node=node)
 
     def _await_claims(self, key: Key, pod: PodView) -> None:
         """The guess of a pod's cells ends with the allocation of its claim, which kube-scheduler may make itself."""

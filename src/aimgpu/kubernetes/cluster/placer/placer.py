@@ -17,7 +17,7 @@ from aimgpu.kubernetes.api.mirror import Kept, Key, Mirror, OnChange
 from aimgpu.kubernetes.api.resources import LEASES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, VOLUME_CLAIMS, VOLUMES
 from aimgpu.kubernetes.cluster.operator.leader import own_account
 from aimgpu.kubernetes.cluster.operator.options import OperatorOptions, PlacementForm
-from aimgpu.kubernetes.cluster.placer.cluster_fleet import Choice, ClusterFleet
+from aimgpu.kubernetes.cluster.placer.cluster_fleet import ClusterFleet, PodChoice
 from aimgpu.kubernetes.cluster.placer.gpus import read_claim
 from aimgpu.kubernetes.cluster.placer.pods import PodView, read_pod
 from aimgpu.kubernetes.cluster.placer.policy import find_gap
@@ -35,7 +35,7 @@ _AGAIN_SECONDS = 1.0
 _MANAGER = "aimgpu-placer"
 
 
-class Placer:
+class PodPlacer:
     """Writes into `reasons` why a pod waits with our gate. `counts`: of pods, since it runs."""
 
     def __init__(self, client: Client, options: OperatorOptions, identity: str, reasons: dict[Key, str]) -> None:
@@ -90,11 +90,11 @@ class Placer:
                 await self._slots.acquire()
                 self._writing[pod.key] = group.create_task(self._write(pod, choice))
 
-    async def _choose(self, pod: PodView) -> Choice | None:
+    async def _choose(self, pod: PodView) -> PodChoice | None:
         """None: it waits on."""
         if self._gap is not None:
-            return Choice(skipped=f"placement is off: {self._gap}")
-        choice: Choice | None = None
+            return PodChoice(skipped=f"placement is off: {self._gap}")
+        choice: PodChoice | None = None
         if self._refused.get(pod.key) != self._fleet.freed:
             choice = self._fleet.choose(pod, await self._read_volumes(pod))
             if choice is None:
@@ -106,7 +106,7 @@ class Placer:
         waiting = self._options.waiting_seconds
         if waiting is None or now - self._since.setdefault(pod.key, now) < waiting:
             return None
-        return Choice(skipped=f"waited {waiting:.0f} s: {self._reasons[pod.key]}")
+        return PodChoice(skipped=f"waited {waiting:.0f} s: {self._reasons[pod.key]}")
 
     async def _read_volumes(self, pod: PodView) -> list[Sequence[Object]]:
         """Selector terms of the volumes that the pod's claims are bound to; those that are not bound yet restrict nothing."""
@@ -121,7 +121,7 @@ class Placer:
                 found.append(required["nodeSelectorTerms"])
         return found
 
-    async def _write(self, pod: PodView, choice: Choice) -> None:
+    async def _write(self, pod: PodView, choice: PodChoice) -> None:
         namespace, name = pod.key
         if not choice.node:
             self._fleet.leave(pod.key)
@@ -200,7 +200,7 @@ class Placer:
         await self._client.patch(LEASES, PLACER_LEASE, body, self._options.namespace, kind="apply", manager=_MANAGER)
 
 
-def _release(pod: PodView, choice: Choice, form: PlacementForm | None) -> Object:
+def _release(pod: PodView, choice: PodChoice, form: PlacementForm | None) -> Object:
     """The patch that takes the gate: ours is the last."""
     spec: Object = {"schedulingGates": None}
     if choice.node and form is PlacementForm.AFFINITY:

@@ -15,6 +15,7 @@ from aimgpu.kubernetes.vocabulary.names import GATE, HINT, OPERATOR_ACCOUNT, UNH
 NAME = f"{WEBHOOKS}-placement"
 _VERSION = "admissionregistration.k8s.io/v1"
 _OLD_GATES, _GATES = (f"{one}.spec.?schedulingGates.orValue([])" for one in ("oldObject", "object"))
+_PART = "request.?subResource.orValue('')"
 _NOTES = f"['{HINT}', '{UNHINTED}']"
 
 
@@ -43,14 +44,14 @@ _VALIDATIONS = (
     (
         "of a pod's spec only the gate of placement and node affinity may change",
         (
-            f"request.subResource == 'status' || ({_same('spec', 'schedulingGates', 'affinity')} && "
+            f"{_PART} == 'status' || ({_same('spec', 'schedulingGates', 'affinity')} && "
             "['podAffinity', 'podAntiAffinity'].all(key, object.spec.?affinity[?key] == oldObject.spec.?affinity[?key]) && "
             f"{_OLD_GATES}.all(gate, gate.name == '{GATE}' || {_GATES}.exists(one, one.name == gate.name)))"
         ),
     ),
     (
         "of a pod's status only nominatedNodeName may change",
-        f"request.subResource != 'status' || ({_same('status', 'nominatedNodeName')})",
+        f"{_PART} != 'status' || ({_same('status', 'nominatedNodeName')})",
     ),
 )
 

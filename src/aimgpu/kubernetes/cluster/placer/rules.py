@@ -23,7 +23,7 @@ Port = tuple[str, str, int]  # address, protocol, port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
+class NodeFacts:
     """What of a Node decides about pods."""
 
     name: str
@@ -46,7 +46,7 @@ class NodeRules:
         """Equal for pods with equal rules."""
         return json.dumps((self.selector, self.terms, self.tolerations, self.volumes), sort_keys=True)
 
-    def allow(self, node: NodeView) -> bool:
+    def allow(self, node: NodeFacts) -> bool:
         return (
             all(node.labels.get(key) == value for key, value in self.selector.items())
             and (self.terms is None or _meets_any(self.terms, node))
@@ -55,10 +55,10 @@ class NodeRules:
         )
 
 
-def read_node(node: Object) -> NodeView:
+def read_node(node: Object) -> NodeFacts:
     spec, status = node.get("spec") or {}, node.get("status") or {}
     taints = [*(spec.get("taints") or ()), *([_UNSCHEDULABLE] if spec.get("unschedulable") else ())]
-    return NodeView(
+    return NodeFacts(
         name=str(node["metadata"]["name"]),
         labels=dict(node["metadata"].get("labels") or {}),
         taints=[{key: str(taint.get(key) or "") for key in ("key", "value", "effect")} for taint in taints],
@@ -145,7 +145,7 @@ def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
         total[name] = total.get(name, 0) + amount
 
 
-def _meets_any(terms: Sequence[Object], node: NodeView) -> bool:
+def _meets_any(terms: Sequence[Object], node: NodeFacts) -> bool:
     """Terms without a requirement match nothing."""
     return any(
         (term.get("matchExpressions") or term.get("matchFields"))

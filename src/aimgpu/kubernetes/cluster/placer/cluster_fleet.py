@@ -154,7 +154,7 @@ class ClusterFleet:
         host = pod.requests.get(MEMORY, 0)
         allowed = self._allowed_by(rules)
         for ask in self._asks_for(pod, gpus):
-            kind = chooser.kind_of(ask)
+            kind = chooser.compiled_for(ask)
             again = (kind, rules.key, tuple(sorted(others.items())), pod.ports)
             if self._failed.get(again, host + 1) <= host:
                 continue

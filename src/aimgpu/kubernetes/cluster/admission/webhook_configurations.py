@@ -56,7 +56,8 @@ def placement_conditions(placed: str) -> list[dict[str, str]]:
     """Pods that kube-scheduler places, DaemonSets' left out; with `gpu`, those that ask for GPUs of ours."""
     resources = f"key.startsWith('{GROUP}/') || key.startsWith('deviceclass.resource.kubernetes.io/')"
     limits = f"has(one.resources) && has(one.resources.limits) && one.resources.limits.exists(key, {resources})"
-    asks = f"has(object.spec.resourceClaims) || object.spec.containers.exists(one, {limits})"
+    annotated = match_condition()["expression"]
+    asks = f"has(object.spec.resourceClaims) || object.spec.containers.exists(one, {limits}) || {annotated}"
     owners, scheduler = "object.metadata.ownerReferences", "object.spec.schedulerName"
     return [
         {"name": "is-to-be-placed", "expression": f"'{placed}' == 'all' || '{placed}' == 'gpu' && ({asks})"},

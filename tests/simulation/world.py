@@ -130,11 +130,14 @@ class SimLauncher(FakeLauncher):
 
     def start(self, instance_id: str, command: Any, run_directory: Path) -> ProcessIdentity:
         self._machine.effect(lambda: EngineFailed("it could not be started"))
-        return super().start(instance_id, command, run_directory)
+        process = super().start(instance_id, command, run_directory)
+        self._machine.effect(lambda: EngineFailed("it started, and the answer was lost"))
+        return process
 
     def stop(self, process: ProcessIdentity, *, grace_seconds: float) -> None:
         self._machine.effect(lambda: EngineFailed("it could not be stopped"))
         super().stop(process, grace_seconds=grace_seconds)
+        self._machine.effect(lambda: EngineFailed("it stopped, and the answer was lost"))
 
     def is_running(self, process: ProcessIdentity) -> bool:
         self._machine.effect(None)
@@ -159,10 +162,12 @@ class SimSleeper(FakeSleeper):
     def sleep(self, run_directory: Path, api_key: str, *, deep: bool = False) -> None:
         self._machine.effect(lambda: EngineFailed("it answered 500"))
         super().sleep(run_directory, api_key, deep=deep)
+        self._machine.effect(lambda: EngineFailed("it fell asleep, and the answer was lost"))
 
     def wake(self, run_directory: Path, api_key: str) -> None:
         self._machine.effect(lambda: EngineFailed("it answered 500"))
         super().wake(run_directory, api_key)
+        self._machine.effect(lambda: EngineFailed("it woke, and the answer was lost"))
 
 
 class SimStore(FakeStore):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.cli.canned import TOKEN, Answer, CannedDaemon, canned_daemon
@@ -145,3 +146,10 @@ def test_a_name_that_the_daemon_does_not_know_keeps_its_hint(
         daemon.error(route, "unknown_deployment", "no deployment nope", status=404, hint="Running: chat.")
     assert run_command(arguments) == UnknownDeployment.exit_status
     assert capsys.readouterr().err == "error: no deployment nope\nhint: Running: chat.\n"
+
+
+def test_a_program_is_not_run_without_its_grant(daemon: CannedDaemon, home: Home, tmp_path: Path) -> None:
+    assert home.path
+    daemon.stream("POST /exec", {"event": "granted", "deployment": "a", "instance": "a-0", "environment": {}})
+    assert run_command(["exec", "--memory", "1GiB", "--", "touch", str(tmp_path / "ran")]) != 0
+    assert not (tmp_path / "ran").exists()

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from tests.daemon.running import PATIENCE_SECONDS, ROOT, TestDaemon, wait_for
 
-from aimgpu.errors import UnknownDeployment
+from aimgpu.daemon.programs import started_instance
+from aimgpu.domain import Ask, Deployment, Instance, InstanceState, Whole
+from aimgpu.errors import EngineFailed, UnknownDeployment
 from aimgpu.procfs import read_process
 from aimgpu.units import GIB
 
@@ -117,7 +119,7 @@ def test_the_program_is_the_process_that_was_called(stage: Stage) -> None:
     process = stage.exec("--memory 1GiB --name same", "sleep", "300")
     found = stage.running("same")
     assert found["pid"] == process.pid
-    assert Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n"
+    wait_for(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n" or None, "it became the program")
     assert (found["memory_bytes"], found["level"], found["endpoint"]) == (GIB, "runtime", None)
     stage.client.release(["same"])
     assert process.wait(PATIENCE_SECONDS) == -signal.SIGTERM
@@ -238,8 +240,9 @@ def test_a_name_is_numbered_unless_it_was_given(stage: Stage) -> None:
 
 
 def test_it_is_resized_while_it_runs_and_refuses_sigterm_only_for_a_while(stage: Stage) -> None:
-    process = stage.exec("--memory 1GiB --name deaf", "sh", "-c", "trap '' TERM; while :; do sleep 1; done")
-    stage.running("deaf")
+    process = stage.exec("--memory 1GiB --name deaf", "sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 1; done")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "deaf\n"
     stage.client.resize("deaf", 2 * GIB, dry_run=False)
     assert stage.running("deaf")["memory_bytes"] == 2 * GIB
     stage.client.release(["deaf"])
@@ -325,6 +328,16 @@ def test_one_of_the_daemon_goes_on_without_it_and_its_end_is_known_to_the_next(o
     own.restart()
     assert wait_for(lambda: own.found("job", "ended"), "its end is known")["end"]["exit_code"] == 4
     assert not own.daemon.books()[1]
+
+
+@pytest.mark.parametrize("state", [None, InstanceState.QUEUED, InstanceState.DRAINING, InstanceState.FAILED])
+def test_one_that_is_released_while_it_starts_is_no_grant(state: InstanceState | None) -> None:
+    ask = Ask(name="a", want=Whole())
+    instance = Instance(
+        id="a-0", deployment="a", replica=0, model="a", engine="program", launcher="process", state=state or InstanceState.READY
+    )
+    with pytest.raises(EngineFailed, match="a was not started"):
+        started_instance(Deployment(name="a", model="a", ask=ask), [] if state is None else [instance])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -76,7 +76,7 @@ class ProgramLine:
                 events: list[Event] = []
                 result = self._controller.apply([deployment], emit=events.append)
                 if not result.plan.refusals:
-                    return self._started(deployment, result.instances)
+                    return started_instance(deployment, result.instances)
                 refused = [event for event in events if event.kind is EventKind.PLAN]
                 reason = "; ".join(refusal.summary for refusal in result.plan.refusals)
             left = deadline - time.monotonic()
@@ -90,12 +90,6 @@ class ProgramLine:
                 told = reason
                 emit(Event(kind=EventKind.STEP, deployment=deployment.name, text=f"{deployment.name} waits for room: {reason}"))
             self._controller.changes.wait(seen, min(_LOOK_SECONDS, left))
-
-    def _started(self, deployment: Deployment, instances: tuple[Instance, ...]) -> Instance:
-        failed = next((one for one in instances if one.state is InstanceState.FAILED), None)
-        if failed is not None or not instances:
-            raise EngineFailed(f"{deployment.name} was not started: {failed.reason if failed else 'it was released'}")
-        return instances[0]
 
     def _forget(self, deployment: Deployment) -> None:
         """What did not start is not wanted any more: nobody waits for it."""
@@ -121,6 +115,17 @@ class ProgramLine:
             with self._lock:
                 del self._places[deployment.name]
             self._controller.changes.notify()
+
+
+def started_instance(deployment: Deployment, instances: Sequence[Instance]) -> Instance:
+    """The first, which runs or has run. Raises EngineFailed: a caller must not start its program without the grant."""
+    for one in instances:
+        if one.state not in (InstanceState.READY, InstanceState.ENDED):
+            reason = one.reason or f"it was stopped while it started ({one.state})"
+            raise EngineFailed(f"{deployment.name} was not started: {reason}")
+    if not instances:
+        raise EngineFailed(f"{deployment.name} was not started: it was released")
+    return instances[0]
 
 
 def _named(deployment: Deployment, taken: set[str]) -> Deployment:

@@ -15,7 +15,7 @@ import click
 from aimgpu import procfs
 from aimgpu.cli.client import DaemonClient, error_from_json
 from aimgpu.cli.output import examples, json_option, print_json
-from aimgpu.errors import AimGpuError, Conflict, DaemonUnreachable, InvalidInput
+from aimgpu.errors import AimGpuError, Conflict, DaemonUnreachable, EngineFailed, InvalidInput
 from aimgpu.home import Home, find_home
 from aimgpu.units import parse_duration_ms
 
@@ -25,6 +25,7 @@ _GIVEN_PREFIXES = ("LC_", "PYTHON", "CONDA_")
 _FOR_EVER = "for ever"
 _FOR_EVER_SECONDS = 10**9
 _NOT_STARTED = 126  # as shells report a program that cannot be run
+_MARK = "AIMGPU_INSTANCE"  # in the environment of every program that has a grant
 _WINNER_SECONDS = 30.0
 
 
@@ -81,7 +82,7 @@ def exec_command(command: tuple[str, ...], **options: object) -> None:
     with the reasons, or waits with --wait: higher priority first, then in the order of coming.
     """
     asked = ExecOptions(**options)  # type: ignore[arg-type]  # click's names and types are those of the dataclass
-    if "AIMGPU_INSTANCE" in os.environ:
+    if _MARK in os.environ:
         raise Conflict("this shell has a share of a GPU already", hint="Run the program without `aimgpu exec`, or leave it.")
     program = shutil.which(command[0])
     if program is None:
@@ -92,6 +93,8 @@ def exec_command(command: tuple[str, ...], **options: object) -> None:
     home = find_home()
     granted = _ask(_find_daemon(home, asked), body, asked)
     if not asked.detach:
+        if _MARK not in granted["environment"]:  # never without its limits
+            raise EngineFailed("the grant was given up before the program started", hint="Another command ended it; try again.")
         _become(program, command, granted["environment"])
     if asked.as_json:
         print_json({"name": granted["deployment"], "instance": granted["instance"]})

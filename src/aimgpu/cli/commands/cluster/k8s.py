@@ -17,6 +17,7 @@ from aimgpu.cli.commands.cluster.serving import (
     up_in_cluster,
 )
 from aimgpu.cli.commands.machine.doctor import show_report
+from aimgpu.cli.options import FiniteRange
 from aimgpu.cli.output import examples, json_option, print_json, print_table
 from aimgpu.cli.stack_source import name_of, parse_source
 from aimgpu.cli.verify import VerifyReport
@@ -186,9 +187,7 @@ def _describe_node(node: dict[str, Any]) -> dict[str, str]:
 
 @k8s.command("verify-node", epilog=examples("aimgpu k8s verify-node gpu-1", "aimgpu k8s verify-node gpu-1 --json"))
 @click.argument("node", metavar="NODE")
-@click.option(
-    "--timeout", "seconds", type=click.FloatRange(1), default=300.0, show_default=True, help="For the pod, in seconds."
-)
+@click.option("--timeout", "seconds", type=FiniteRange(1), default=300.0, show_default=True, help="For the pod, in seconds.")
 @click.option(
     "--report",
     type=click.Path(path_type=Path, dir_okay=False),

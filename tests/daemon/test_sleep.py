@@ -233,6 +233,7 @@ def test_a_sleeper_stays_asleep_over_kill_9_of_the_daemon_and_wakes_after_it(sta
     assert only(daemon).process == asleep.process
 
 
+@pytest.mark.rest
 def test_after_each_kill_in_the_middle_of_turns_the_books_agree_with_the_engines(start: Start) -> None:
     chance = random.Random(7)
     daemon, client = start()

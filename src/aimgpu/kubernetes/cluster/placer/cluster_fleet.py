@@ -136,6 +136,10 @@ class ClusterFleet:
         """Those with our gate alone that were not sent anywhere yet, in their order."""
         return sorted((pod for key, pod in self._waiting.items() if key not in self._sent), key=lambda pod: pod.order)
 
+    def waits(self, pod: PodView) -> bool:
+        """As it was when it was listed."""
+        return self._waiting.get(pod.key) is pod and pod.key not in self._sent
+
     def choose(self, pod: PodView, volumes: Sequence[Sequence[Mapping[str, Any]]] = ()) -> PodChoice | None:
         """The room is taken at once; `forget` gives it back. None: its claims are not there yet."""
         spec = pod.waiting["spec"]

@@ -85,7 +85,8 @@ class PodPlacer:
             await asyncio.sleep(_PAUSE_SECONDS)
             self._wake.clear()
             for pod in self._fleet.waiting():
-                if pod.key in self._writing or (choice := await self._choose(pod)) is None:
+                await asyncio.sleep(0)  # leases and watches go on while many are looked at
+                if not self._fleet.waits(pod) or pod.key in self._writing or (choice := await self._choose(pod)) is None:
                     continue
                 await self._slots.acquire()
                 self._writing[pod.key] = group.create_task(self._write(pod, choice))

@@ -8,6 +8,7 @@ from aimgpu.kubernetes.cluster.operator.pod_gpus import claims_of, is_finished, 
 from aimgpu.kubernetes.cluster.operator.shares.indexes import KnownGpus
 from aimgpu.kubernetes.cluster.operator.shares.room import find_room
 from aimgpu.kubernetes.cluster.operator.shares.rows import rows_of
+from aimgpu.kubernetes.cluster.placer.pods import is_gated
 from aimgpu.kubernetes.vocabulary.annotations import DEFAULT_SCHEDULER, asks_in_vain
 from aimgpu.kubernetes.vocabulary.names import HINT, UNHINTED
 
@@ -71,6 +72,8 @@ def _why(pod: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], gpus: KnownG
     namespace = pod["metadata"]["namespace"]
     reason = gpus.reasons.get((namespace, pod["metadata"]["name"]))
     words = (f"{pod['metadata']['name']}: {reason}" if reason else _words(pod)) + _placed([pod])
+    if is_gated(pod):  # many wait so at once, and what is free is looked at for each of them by the placer
+        return words
     claims = [gpus.claims.get(namespace, one.name) for one in claims_of(pod)]
     open_claims = [one for one in claims if one is not None and "allocation" not in (one.get("status") or {})]
     rooms = [room for one in open_claims if (room := find_room(one.get("spec") or {}, gpus)) is not None and not room.now]

@@ -83,6 +83,8 @@ struct aim_share {
 };
 extern int aim_fail_closed;
 int aim_enabled(void);                      /* 0: no region was named, the library does nothing */
+int aim_is_waiting(void);                   /* the tenant is not known yet: aimgpu_attach follows, in a child */
+int aim_too_early(int code);                /* returns `code` to a call that came before it */
 struct aim_share *aim_share_of(int device); /* of a driver's ordinal; NULL: no limits on this device */
 struct aim_share *aim_share_at(int index);  /* in the order of AIMGPU_REGION */
 int aim_share_count(void);

@@ -16,8 +16,8 @@ __thread int aim_depth;
 
 static struct aim_share shares[AIM_DEVICES];
 static int share_count;
-enum { NOT_STARTED, OFF, ON };
-static int state;
+enum { NOT_STARTED, OFF, WAITING, ON };
+static int state, used_too_early;
 
 uint64_t aim_now(void)
 {
@@ -198,12 +198,14 @@ static void after_fork(void)
     aim_gate_after_fork();
 }
 
-/* AIMGPU_REGION: paths, one per granted device, separated by ':'. AIMGPU_TENANT: the name of the tenant in them. */
+/* AIMGPU_REGION: paths, one per granted device, separated by ':', or "later". AIMGPU_TENANT: the name of the tenant in them. */
 static int open_regions(void)
 {
     const char *regions = getenv("AIMGPU_REGION"), *tenant = getenv("AIMGPU_TENANT"), *fail = getenv("AIMGPU_FAIL");
     if (regions == NULL || *regions == 0)
-        return 0;
+        return OFF;
+    if (strcmp(regions, "later") == 0)
+        return WAITING;
     aim_fail_closed = fail == NULL || strcmp(fail, "open") != 0;
     aim_life_start();
     char *rest = strdup(regions);
@@ -215,7 +217,7 @@ static int open_regions(void)
         path = colon;
     }
     pthread_atfork(NULL, NULL, after_fork);
-    return 1;
+    return ON;
 }
 
 /* Libraries that the program is linked to are initialised before this one, and may allocate: the first call starts it. */
@@ -228,7 +230,7 @@ static int start(void)
     starting = 1;
     pthread_mutex_lock(&mutex);
     if (load(&state) == NOT_STARTED)
-        store_release(&state, open_regions() ? ON : OFF);
+        store_release(&state, open_regions());
     pthread_mutex_unlock(&mutex);
     starting = 0;
     return load(&state) == ON;
@@ -238,6 +240,25 @@ int aim_enabled(void)
 {
     int now = load_acquire(&state);
     return now == NOT_STARTED ? start() : now == ON;
+}
+
+/* A prepared process belongs to no tenant yet: it may load the driver, and may not use it. */
+int aim_is_waiting(void) { return load_acquire(&state) == WAITING; }
+
+int aim_too_early(int code)
+{
+    store(&used_too_early, 1);
+    return code;
+}
+
+/* Called by a child of a prepared process, which has its tenant's environment by then. 0: limits hold from here on. */
+AIM_EXPORT int aimgpu_attach(void);
+AIM_EXPORT int aimgpu_attach(void)
+{
+    if (!aim_is_waiting() || load(&used_too_early) || open_regions() != ON)
+        return 1;
+    store_release(&state, ON);
+    return 0;
 }
 
 __attribute__((constructor)) static void begin(void) { aim_enabled(); }

@@ -274,7 +274,7 @@ __attribute__((visibility("hidden"), used)) AIM_UNCHECKED void *aim_dlvsym_looku
 __attribute__((visibility("hidden"), used)) AIM_UNCHECKED int aim_dlopen_mask(void)
 {
     real_dlopen();
-    return aim_enabled() ? ~RTLD_DEEPBIND : ~0;
+    return aim_enabled() || aim_is_waiting() ? ~RTLD_DEEPBIND : ~0;
 }
 
 /* A namespace of its own would have a driver of its own, that nothing limits: it is loaded into the program's namespace. */
@@ -282,7 +282,7 @@ __attribute__((visibility("hidden"), used)) AIM_UNCHECKED Lmid_t aim_dlmopen_nam
 {
     static int said;
     real_dlmopen();
-    if (!aim_enabled() || wanted == LM_ID_BASE)
+    if (wanted == LM_ID_BASE || (!aim_enabled() && !aim_is_waiting()))
         return wanted;
     aim_say_once(&said, "dlmopen loads into the program's own namespace, since limits would not hold in another one");
     return LM_ID_BASE;

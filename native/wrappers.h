@@ -18,7 +18,7 @@
         if (real == NULL)                                                                                              \
             return aim_missing(F_##symbol, DRIVER.missing);                                                                                     \
         if (aim_depth > 0 || !aim_enabled())                                                                           \
-            return real arguments;
+            return aim_is_waiting() ? aim_too_early(DRIVER.missing) : real arguments;
 
 #define END }
 

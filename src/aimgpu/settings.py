@@ -117,7 +117,7 @@ INTERNAL = {
     "AIMGPU_ENGINE_KEY": "the key that an engine answers to",
     "AIMGPU_FAIL": "whether the interposer refuses (closed) or lets pass (open) what it cannot count",
     "AIMGPU_SOFTWARE_GPU": "the file in which the software GPU keeps what it holds and did",
-    "AIMGPU_REGION": "the shared-memory regions of a tenant's devices",
+    "AIMGPU_REGION": "the shared-memory regions of a tenant's devices; `later` in a prepared process, which has none",
     "AIMGPU_TENANT": "a tenant's name in its regions",
     "AIMGPU_MEMORY_BYTES": "what a container was granted of a GPU",
     "AIMGPU_COMPUTE_PERCENT": "the compute limit of a container on a GPU; 0: none",

@@ -158,6 +158,7 @@ def test_no_setting_of_a_deployment_is_forgotten_by_the_writer() -> None:
             keep_seconds=60,
             sleeps_in_place=False,
             launcher="docker",
+            prepared=False,
             sharing=Sharing.FAIR,
             aliases=("gpt-4o",),
             default=True,

@@ -82,6 +82,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
         keep_seconds=draw(st.none() | st.integers(1, 10**6)),
         sleeps_in_place=draw(st.booleans()),
         launcher=draw(st.sampled_from(["process", "docker"])),
+        prepared=draw(st.booleans()),
         watchdog=draw(st.sampled_from(WatchdogPolicy)),
         overrides=draw(st.sampled_from([EngineOverrides(), OVERRIDES])),
     )

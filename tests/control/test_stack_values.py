@@ -12,7 +12,7 @@ from tests.examples import examples
 
 from aimgpu.control.stack import place, queue, slo, stack_file
 from aimgpu.control.stack.overrides import OVERRIDE_KEYS
-from aimgpu.control.stack.stack_file import ENGINES, LAUNCHERS, SLEEPS, parse_stack
+from aimgpu.control.stack.stack_file import ENGINES, LAUNCHERS, PREPARED, SLEEPS, parse_stack
 from aimgpu.domain import IsolationRequirement, Priority, Sharing, Vendor, WatchdogPolicy
 from aimgpu.domain.objective import MEASURES, PERCENTS
 from aimgpu.errors import InvalidStackFile
@@ -75,6 +75,7 @@ KEYS: dict[str, tuple[str, Kind]] = {
     "priority": ("priority: {}", choice(*Priority)),
     "keep": ("keep: {}", TIME),
     "sleep": ("sleep: {}", choice(*SLEEPS)),
+    "prepared": ("prepared: {}", choice(*PREPARED)),
     "launcher": ("launcher: {}", choice(*LAUNCHERS)),
     "watchdog": ("watchdog: {}", choice(*WatchdogPolicy)),
     "sharing": ("sharing: {}", choice(*Sharing)),

@@ -102,6 +102,7 @@ def launcher(tmp_path: Path) -> Iterator[ProcessLauncher]:
     yield one
     for process in one.find_started().values():
         one.stop(process, grace_seconds=0)
+    one.end_prepared()
 
 
 @pytest.fixture(scope="session")

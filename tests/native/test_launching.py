@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.isolation.conftest import build_device, build_grant
 
 from aimgpu.domain import Level, Priority
 from aimgpu.engines.launchers.process import ProcessLauncher
-from aimgpu.engines.protocols import Command
+from aimgpu.engines.protocols import Command, PreparedImports
 from aimgpu.isolation.interposer import Interposer
 from aimgpu.isolation.watchdog import _maps_any, watch_instance
 from aimgpu.units import MIB
@@ -27,7 +28,8 @@ time.sleep(120)
 """
 
 
-def test_a_launched_instance_is_held_and_seen(rig: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prepared", [False, True], ids=["plainly", "prepared"])
+def test_a_launched_instance_is_held_and_seen(rig: Any, tmp_path: Path, *, prepared: bool) -> None:
     device = build_device()
     grant = replace(build_grant(device, level=Level.RUNTIME, priority=Priority.HIGH), memory_bytes=700 * MIB)
     interposer = Interposer(tmp_path / "regions", find_library=lambda: rig.tools.interposer, why_not=lambda: None)
@@ -38,10 +40,17 @@ def test_a_launched_instance_is_held_and_seen(rig: Any, tmp_path: Path) -> None:
         "AIMGPU_SOFTWARE_GPU": str(rig.state_path),
     }
     said = tmp_path / "taken"
-    command = Command(argv=(sys.executable, "-c", PROGRAM, str(said)), environment=environment)
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable}\n{PROGRAM}")
+    program.chmod(0o755)
+    preparation = PreparedImports(modules=("ctypes",)) if prepared else None
+    command = Command(argv=(str(program), str(said)), environment=environment, preparation=preparation)
     launcher = ProcessLauncher(tmp_path / "home")
+    launcher.fetch(command, tmp_path / "run", lambda _: None, lambda: None)
+    assert rig.driver.used == 0
     process = launcher.start(grant.instance_id, command, tmp_path / "run")
     try:
+        assert launcher.is_forked(process) == prepared
         deadline = time.monotonic() + 60
         while not said.exists():
             assert time.monotonic() < deadline, launcher.last_lines(tmp_path / "run")
@@ -56,6 +65,7 @@ def test_a_launched_instance_is_held_and_seen(rig: Any, tmp_path: Path) -> None:
         assert interposer.read_tenants(grant.partition_id)[grant.instance_id].used_bytes == 700 * MIB
     finally:
         launcher.stop(process, grace_seconds=5)
+        launcher.end_prepared()
     (region,) = interposer.regions()
     region.reap()
     assert region.read_use()[0].used_bytes == 0

@@ -346,3 +346,52 @@ def test_null_pointers_reach_the_driver(rig: Any, tmp_path: Path, call: str) -> 
     code = f"import ctypes; print(ctypes.CDLL({str(driver)!r}).{call}(None, None, None, None, None))"
     done = run_python(rig, code, LD_LIBRARY_PATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "1\n"), (done.stderr, os.WTERMSIG)
+
+
+LATER = """
+import ctypes, os, sys
+own, lib = ctypes.CDLL(None), ctypes.CDLL("libcuda.so.1")
+def allocate():
+    return lib.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(400 << 20))
+before = [allocate() for _ in range(int(sys.argv[2]))]
+ends, its = os.pipe()
+if os.fork() == 0:
+    os.environ["AIMGPU_REGION"] = sys.argv[1]
+    attached = own.aimgpu_attach()
+    codes = [allocate() for _ in range(4)]
+    again = own.aimgpu_attach()
+    if os.fork() == 0:
+        codes.append(allocate())
+        os.write(its, " ".join(map(str, [*before, attached, *codes, again])).encode())
+        os._exit(0)
+    os.wait()
+    os._exit(0)
+os.wait()
+print(os.read(ends, 1000).decode())
+"""
+
+
+def test_a_prepared_process_may_not_use_the_driver_and_its_child_is_held_from_its_first_call(rig: Any) -> None:
+    """Its own child after that is held too, by the same cap."""
+    rig.admit(cap_bytes=1 * GIB)
+    done = run_python(rig, LATER, str(rig.region.path), "0", AIMGPU_REGION="later")
+    assert done.stdout.split() == ["0", "0", "0", "2", "2", "2", "1"], done.stderr
+
+
+def test_a_prepared_process_that_called_the_driver_cannot_be_attached(rig: Any) -> None:
+    """What it did is counted nowhere, so its children get nothing either."""
+    rig.admit(cap_bytes=1 * GIB)
+    done = run_python(rig, LATER, str(rig.region.path), "1", AIMGPU_REGION="later")
+    refused, attached, *codes, again = done.stdout.split()
+    assert refused != "0"
+    assert (attached, again) == ("1", "1")
+    assert "0" not in codes
+    assert rig.driver.used == 0
+
+
+def test_a_region_that_cannot_be_opened_is_refused_at_attach_as_at_load(rig: Any) -> None:
+    done = run_python(rig, LATER, str(rig.region.path) + ".none", "0", AIMGPU_REGION="later")
+    attached, *codes, _ = done.stdout.split()
+    assert attached == "0"
+    assert "0" not in codes
+    assert rig.driver.used == 0

@@ -124,6 +124,7 @@ class Deployment:
     keep_seconds: int | None = None  # None: always
     sleeps_in_place: bool = True  # where its engine can; False: it is stopped when it is idle
     launcher: str = "process"
+    prepared: bool = True  # a process that has imported its engine may become it
     watchdog: WatchdogPolicy = WatchdogPolicy.WARN
     sharing: Sharing = Sharing.STRICT
     overrides: EngineOverrides = field(default_factory=EngineOverrides)

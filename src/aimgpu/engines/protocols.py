@@ -35,6 +35,7 @@ class LaunchRequest:
     port: int | None = None  # where it must listen; None: any that is free
     control_group: Path | None = None  # for the launcher; engines leave it alone
     may_sleep: bool = False  # it is to be put to sleep in place; for an Engine that is a Sleeper
+    prepared: bool = True  # a prepared process may become it
     overrides: EngineOverrides = field(default_factory=EngineOverrides)  # the user's own; joined to the Command by the caller
 
 
@@ -44,6 +45,17 @@ class Mount:
 
     path: str
     writable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedImports:
+    """What a program written in Python may do before it is known what it will serve; it must not use a GPU."""
+
+    modules: tuple[str, ...]  # to import; those that this version does not have are left out
+    varying: tuple[str, ...] = ()  # beginnings of the names of variables that no import reads
+    environment: tuple[tuple[str, str], ...] = ()  # what the program would set itself for what it spawns
+    preload: tuple[str, ...] = ()  # likewise: libraries below a folder of packages, as patterns
+    spawns: int = 1  # processes that it starts by multiprocessing's `spawn` and that need the same modules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +71,7 @@ class Command:
     port: int | None = None  # where it listens, for launchers that run containers: published on loopback alone
     control_group: Path | None = None  # cgroup v2: its processes belong there from their first instruction
     process: ProcessIdentity | None = None  # that waits to become the program, with what it is given; None: it is started
+    preparation: PreparedImports | None = None  # for the launcher of processes: it may start it by a fork
 
 
 class HealthState(StrEnum):
@@ -217,6 +230,14 @@ class Fetcher(Protocol):
         self, command: Command, run_directory: Path, report: Callable[[int | None], None], give_up: Callable[[], None]
     ) -> None:
         """Returns when `start` can begin; may take long. `report` receives the percent, `give_up` raises to end it."""
+
+
+@runtime_checkable
+class OtherWays(Protocol):
+    """A Launcher that can start a command in more than one way."""
+
+    def start_otherwise(self, process: ProcessIdentity) -> bool:
+        """Of one that did not get ready: whether its next start goes another way, and may succeed."""
 
 
 Progress = Callable[[str, int, int | None], None]  # what, bytes done, bytes in all where known

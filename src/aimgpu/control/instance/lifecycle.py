@@ -27,7 +27,7 @@ from aimgpu.control.plan.prepared import Prepared
 from aimgpu.domain import Device, Footprint, Instance, InstanceState, ProcessIdentity
 from aimgpu.engines.overrides import with_overrides
 from aimgpu.engines.ownership import EngineOwner, expecting
-from aimgpu.engines.protocols import Fetcher, Health, HealthState, LaunchRequest, ServerEngine
+from aimgpu.engines.protocols import Fetcher, Health, HealthState, LaunchRequest, OtherWays, ServerEngine
 from aimgpu.errors import AimGpuError, Conflict, EngineFailed
 from aimgpu.sizing.surplus import spend_surplus
 
@@ -367,6 +367,7 @@ class Lifecycle:
             api_key=key,
             partition_memory_bytes=min((partition.memory_bytes for partition in partitions), default=None),
             may_sleep=instance.sleep_footprint is not None,
+            prepared=prepared.deployment.prepared,
         )
 
     def _read_devices(self, instance: Instance) -> tuple[Device, ...]:
@@ -391,7 +392,7 @@ class Lifecycle:
 
         def report(percent: int | None) -> None:
             nonlocal reported
-            reason = f"fetching the image {command.image}"
+            reason = f"fetching the image {command.image}" if launcher.brings_engines else f"importing {instance.engine}"
             if reported.reason is None:
                 emit(Event(kind=EventKind.STEP, deployment=instance.deployment, text=f"{instance.deployment}: {reason}"))
             if reported.reason is None or percent != reported.percent:
@@ -403,17 +404,27 @@ class Lifecycle:
         return replace(reported, percent=None, reason=None)
 
     def _launch_until_ready(self, instance: Instance, request: LaunchRequest, emit: Emit) -> tuple[Instance, str]:
-        """Tries again where another program was quicker to take the port that was chosen for it."""
+        """Tries again where another program was quicker to take the port, or where it can be started in another way."""
         for _ in range(_PORT_TRIES - 1):
             launched = self._launch(instance, request, emit)
             try:
                 return launched, self._wait_until_ready(launched, emit)
             except EngineFailed as error:
-                if not error.port_taken:
+                if not error.port_taken and not self._may_start_otherwise(launched):
                     raise
                 self._recorder.stop(launched)
         launched = self._launch(instance, request, emit)
         return launched, self._wait_until_ready(launched, emit)
+
+    def _may_start_otherwise(self, instance: Instance) -> bool:
+        """Want of memory is not a fault of the way in which it was started."""
+        launcher = self._recorder.launcher_of(instance)
+        return (
+            isinstance(launcher, OtherWays)
+            and instance.process is not None
+            and read_missing_bytes(self._dependencies, instance) is None
+            and launcher.start_otherwise(instance.process)
+        )
 
     def _launch(self, instance: Instance, request: LaunchRequest, emit: Emit) -> Instance:
         # Only now: a port that was chosen long ago may have been taken since.

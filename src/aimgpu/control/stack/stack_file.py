@@ -39,6 +39,7 @@ from aimgpu.units import parse_bytes, parse_duration_ms, parse_ppm
 ENGINES = (COMMAND, "llamacpp", "ollama", "vllm", *PRESETS)
 LAUNCHERS = ("process", "docker")
 SLEEPS = ("auto", "stop")
+PREPARED = ("auto", "off")
 LARGEST_FILE = 4 << 20
 
 _MODEL_KEYS = (
@@ -60,6 +61,7 @@ _MODEL_KEYS = (
     "keep",
     "sleep",
     "launcher",
+    "prepared",
     "watchdog",
     "sharing",
     ADAPTERS,
@@ -241,6 +243,7 @@ def _deployment(name: str, node: YamlNode, base_directory: Path | None) -> Deplo
         replicas=number.read("replicas", most=1000, example="2") or 1,
         keep_seconds=_keep_seconds(fields.get("keep")),
         sleeps_in_place="sleep" not in fields or fields["sleep"].choice(SLEEPS) == SLEEPS[0],
+        prepared="prepared" not in fields or fields["prepared"].choice(PREPARED) == PREPARED[0],
         launcher=fields["launcher"].choice(LAUNCHERS) if "launcher" in fields else LAUNCHERS[0],
         watchdog=WatchdogPolicy(fields["watchdog"].choice(WatchdogPolicy)) if "watchdog" in fields else WatchdogPolicy.WARN,
         sharing=_sharing(fields.get("sharing"), objective),

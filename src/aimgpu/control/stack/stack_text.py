@@ -85,6 +85,7 @@ def write_fields(one: Deployment, *, masked: bool = False) -> dict[str, Any]:
         else format_duration_ms(one.keep_seconds * 1000),
         "sleep": None if one.sleeps_in_place else "stop",
         "launcher": one.launcher if one.launcher != "process" else None,
+        "prepared": None if one.prepared else "off",
         "watchdog": one.watchdog.value if one.watchdog is not WatchdogPolicy.WARN else None,
         "sharing": one.sharing.value if one.sharing is not Sharing.STRICT else None,
         "adapters": {each.key: _adapter(each, one.name) for each in one.overrides.adapters} or None,

@@ -8,6 +8,8 @@ dies after, registry and marks both lead to the engine.
 
 A program that a caller brings is behind a gate too: the caller. It is noted first, and then finds its environment in its run
 directory and becomes the program.
+
+Where the command allows it, a prepared process becomes the engine in place of the shell, behind the same gate.
 """
 
 import contextlib
@@ -18,13 +20,14 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from aimgpu import procfs
 from aimgpu.domain import ProcessIdentity
 from aimgpu.engines.launchers.log import LOG_NAME, open_log, read_last_lines
 from aimgpu.engines.launchers.registry import Registry, StartedProcess, identify
+from aimgpu.engines.prepared.processes import PreparedProcesses
 from aimgpu.engines.protocols import Command
 from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable
 from aimgpu.files import write_private
@@ -55,39 +58,52 @@ class ProcessLauncher:
         self._registry = Registry(home / "processes")
         self._lock = threading.Lock()  # registry entries are read, compared and removed
         self._statuses: dict[ProcessIdentity, int] = {}  # of our own children that ended by themselves
+        self._prepared = PreparedProcesses(_spawn, home / "prepared")
+        self._forked: dict[ProcessIdentity, Callable[[], None]] = {}  # from prepared processes: what to do where one fails
 
     def check(self) -> None:
         """This machine can always start processes."""
+
+    def fetch(
+        self, command: Command, run_directory: Path, report: Callable[[int | None], None], give_up: Callable[[], None]
+    ) -> None:
+        """The packages of its program, in a prepared process. Where that fails the start is a plain one."""
+        del run_directory
+
+        def wait() -> None:
+            report(None)
+            give_up()
+
+        if command.preparation is not None:
+            self._prepared.wait_for(_find_program(command), command, self._environment("", command), wait)
 
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
         """Start it in a session of its own, recorded before its first instruction runs."""
         if command.process is not None:
             return self._hand_over(instance_id, command, command.process, run_directory)
         argv = (_find_program(command), *command.argv[1:])
-        environment = {
-            **_inherited_environment(),
-            **command.environment,
-            **command.secrets,
-            HOME_MARK: self._home,
-            INSTANCE_MARK: instance_id,
-        }
+        environment = self._environment(instance_id, command)
         run_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock, contextlib.ExitStack() as descriptors:
             self._refuse_second(instance_id)
             log = _keep(descriptors, open_log(run_directory / LOG_NAME))
-            gate, word = os.pipe()
-            _keep(descriptors, word)
-            _keep(descriptors, gate)
-            pid = _spawn(("/bin/sh", "-c", _GATE, "aimgpu-gate", str(run_directory.resolve()), *argv), environment, gate, log)
-            process = procfs.read_process(pid)
+            folder = run_directory.resolve()
+            gate, word = _open_gate(descriptors)
+            process = prepared = self._fork_prepared(argv, command, environment, (folder, gate, log))
+            if process is None:
+                gate, word = _open_gate(descriptors)  # nobody else waits at it
+                pid = _spawn(("/bin/sh", "-c", _GATE, "aimgpu-gate", str(folder), *argv), environment, gate, log)
+                process = procfs.read_process(pid)
             if process is None:  # only possible where something else in this program reaps all children
                 raise EngineFailed(f"the process of {instance_id} was gone at once")
-            started = StartedProcess(instance_id=instance_id, process=identify(process), run_directory=run_directory.resolve())
+            started = StartedProcess(instance_id=instance_id, process=identify(process), run_directory=folder)
             with self._ended_on_failure(started):
                 self._registry.write(started)
                 if command.control_group is not None:
-                    _join(command.control_group, pid)
+                    _join(command.control_group, started.process.pid)
                 os.write(word, b"go\n")
+            if prepared is not None:
+                self._forked[started.process] = lambda: self._prepared.distrust(argv[0], command, environment)
         return started.process
 
     def _hand_over(self, instance_id: str, command: Command, process: ProcessIdentity, run_directory: Path) -> ProcessIdentity:
@@ -103,6 +119,25 @@ class ProcessLauncher:
                 _join(command.control_group, process.pid)
             write_private(run_directory / ENVIRONMENT_NAME, json.dumps(marked))
         return process
+
+    def start_otherwise(self, process: ProcessIdentity) -> bool:
+        """Plainly, where a prepared process became it."""
+        distrust = self._forked.pop(process, None)
+        if distrust is not None:
+            distrust()
+        return distrust is not None
+
+    def is_forked(self, process: ProcessIdentity) -> bool:
+        """Whether a prepared process became it."""
+        return process in self._forked
+
+    def prepared_pids(self) -> tuple[int, ...]:
+        """Of the prepared processes: of no instance, without a GPU."""
+        return self._prepared.pids()
+
+    def end_prepared(self) -> None:
+        """They end with this program in any case."""
+        self._prepared.close()
 
     def is_running(self, process: ProcessIdentity) -> bool:
         """Whether this very process is alive, not another with its pid; one look into /proc while it is."""
@@ -138,6 +173,7 @@ class ProcessLauncher:
                 )
         with self._lock:
             self._statuses.pop(process, None)
+            self._forked.pop(process, None)
             if started.instance_id and self._registry.read(started.instance_id) == started:
                 self._registry.remove(started.instance_id)
 
@@ -162,6 +198,25 @@ class ProcessLauncher:
     def last_lines(self, run_directory: Path, count: int = 20) -> tuple[str, ...]:
         """From the log in the run directory."""
         return read_last_lines(run_directory / LOG_NAME, count)
+
+    def _environment(self, instance_id: str, command: Command) -> dict[str, str]:
+        return {
+            **_inherited_environment(),
+            **command.environment,
+            **command.secrets,
+            HOME_MARK: self._home,
+            INSTANCE_MARK: instance_id,
+        }
+
+    def _fork_prepared(
+        self, argv: tuple[str, ...], command: Command, environment: Mapping[str, str], where: tuple[Path, int, int]
+    ) -> procfs.ProcessEntry | None:
+        """Waiting at the gate, and in all that is looked at as if it had been spawned; None: spawn it."""
+        pid = self._prepared.fork(argv, command, environment, where)
+        process = procfs.read_process(pid) if pid is not None else None
+        if process is None or process.ended or process.session != process.pid or process.parent_pid != os.getpid():
+            return None
+        return process if procfs.read_environment(process.pid).get(INSTANCE_MARK) == environment[INSTANCE_MARK] else None
 
     @contextlib.contextmanager
     def _ended_on_failure(self, started: StartedProcess) -> Iterator[None]:
@@ -319,6 +374,11 @@ def _spawn(argv: tuple[str, ...], environment: Mapping[str, str], stdin: int, lo
         )
     except OSError as error:
         raise EngineFailed(f"cannot start a process: {error.strerror}", hint="See `ulimit -u` and free memory.") from error
+
+
+def _open_gate(stack: contextlib.ExitStack) -> tuple[int, int]:
+    gate, word = os.pipe()
+    return _keep(stack, gate), _keep(stack, word)
 
 
 def _join(group: Path, pid: int) -> None:

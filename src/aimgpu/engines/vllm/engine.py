@@ -21,7 +21,7 @@ from aimgpu.engines.launch_environment import (
     sees_gpu,
 )
 from aimgpu.engines.launchers.log import LOG_NAME, read_last_lines
-from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
+from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount, PreparedImports
 from aimgpu.engines.vllm import door
 from aimgpu.engines.vllm.compile_cache import compile_cache
 from aimgpu.engines.vllm.log import read_failure, read_load_percent, read_missing_bytes, read_stage
@@ -66,6 +66,25 @@ _PLACED_FLAGS = (
     "tensor-parallel-size",
     "lora-modules",
 )
+_MODULES = (
+    "vllm.entrypoints.cli.main",
+    "vllm.entrypoints.cli.serve",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+)
+_VARYING = ("HF_TOKEN", "VLLM_API_KEY", "VLLM_CACHE_ROOT")
+# Its build for the CPU sets these for what it spawns (vllm/platforms/cpu.py of 0.32), which reads some of them at import.
+_SPAWNED_MODULES = ("vllm.v1.worker.cpu_worker",)
+_SPAWNED_VARYING = (
+    "LOCAL_WORLD_SIZE",
+    "NUMEXPR_MAX_THREADS",
+    "VLLM_DISABLE_SHARED_EXPERTS_STREAM",
+    "VLLM_SSM_CONV_STATE_LAYOUT",
+    "VLLM_WORKER_MULTIPROC_METHOD",
+)
+_SPAWNED_ENVIRONMENT = (("TORCHINDUCTOR_COMPILE_THREADS", "1"), ("TORCHINDUCTOR_CPP_DYNAMIC_THREADS", "1"))
+_SPAWNED_PRELOAD = ("torch.libs/libgomp*.so*", "torch/lib/libgomp*.so*")
 _OK = 200
 _SERVER_ERROR = 500
 
@@ -167,6 +186,17 @@ class VllmEngine:
                 Mount(path=str(door.FOLDER)),
             ),
             secrets={**network_secrets(), "VLLM_API_KEY": request.api_key},
+            preparation=self._preparation() if request.prepared and not is_container(request) else None,
+        )
+
+    def _preparation(self) -> PreparedImports:
+        if not self.runs_without_gpu:
+            return PreparedImports(modules=_MODULES, varying=_VARYING)  # it forks its engine core
+        return PreparedImports(
+            modules=_MODULES + _SPAWNED_MODULES,
+            varying=_VARYING + _SPAWNED_VARYING,
+            environment=_SPAWNED_ENVIRONMENT,
+            preload=_SPAWNED_PRELOAD,
         )
 
     def check_health(self, run_directory: Path, api_key: str) -> Health:

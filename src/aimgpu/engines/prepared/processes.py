@@ -129,6 +129,8 @@ class PreparedProcesses:
                 if isinstance(answer.get("pid"), int):
                     return int(answer["pid"])
                 reason = str(answer.get("unusable") or answer.get("failed") or answer)
+            except ConnectionError:  # it was idle for long: the next start makes another
+                reason = "changed"
             except (OSError, ValueError, IndexError) as error:
                 reason = repr(error)
             if reason == "changed":
@@ -208,7 +210,10 @@ class PreparedProcesses:
     def _ask_ready(self, process: _Process, give_up: Callable[[], None], deadline: float) -> dict[str, Any]:
         """Its answer; the first comes by itself. Raises OSError where none comes."""
         if process.ready:
-            process.control.send(b"{}")
+            try:
+                process.control.send(b"{}")
+            except ConnectionError:
+                return {"unusable": "changed"}
         process.control.settimeout(0.2)
         while True:
             with contextlib.suppress(TimeoutError):

@@ -6,6 +6,7 @@ import yaml
 
 from aimgpu.cli.main import run_command
 from aimgpu.control.sizing_inputs.measurements import MeasurementFile
+from aimgpu.engines.models import store
 from aimgpu.sizing.correction import Measurement
 from aimgpu.units import GIB
 from aimgpu.wiring import find_device
@@ -173,6 +174,7 @@ def test_a_packaged_model_is_sized_by_its_short_name_before_it_is_fetched(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "_installed_path", lambda _packaged: None)
     whole, short = (_json(capsys, "size", name)["total_bytes"] for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2"))
     assert short == whole
     stack = tmp_path / "stack.yaml"

@@ -28,7 +28,7 @@ def test_a_count_of_parameters_without_its_unit_is_asked_about(
     given: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(["catalogue", "add", "acme/model", "--parameters", given]) == InvalidInput.exit_status
-    assert f"hint: Did you mean {meant}?" in capsys.readouterr().err
+    assert f"hint: Did you mean `aimgpu catalogue add acme/model --parameters {meant}`?" in capsys.readouterr().err
     assert run_command(["catalogue", "add", "acme/model", "--parameters", meant]) == 0
 
 

@@ -219,6 +219,26 @@ def test_a_guess_of_the_device_ends_with_the_allocation_wherever_that_is() -> No
     assert world.choose(third).node == "n2"
 
 
+def test_the_guess_is_the_first_device_that_does_as_kube_scheduler_takes_it() -> None:
+    """The third would fill the second GPU exactly; it goes to the first, where the fourth then has no room."""
+    world = World(gpus=2)
+    world.fleet.put_node("n2", None)
+    assert [world.choose(world.wait(f"p{milli}", milli=milli)).node for milli in (300, 800, 200)] == ["n1"] * 3
+    assert world.choose(world.wait("p600", milli=600)).waits
+    assert world.choose(world.wait("p500", milli=500)).node == "n1"
+
+
+def test_what_a_wrong_guess_hid_of_an_allocation_is_taken_when_the_guess_goes() -> None:
+    world = World()
+    assert world.choose(world.wait("p1", milli=500)).node == "n1"
+    world.claim("other", 1000, place="n1")
+    world.claim("p1", 500, place="n2")
+    world.bind("p1", "n2", hint="n1", milli=500)
+    assert world.choose(world.wait("p2", milli=300)).waits
+    world.fleet.put_claim(("a", "c-other"), None)
+    assert world.choose(world.wait("p3", milli=1000)).node == "n1"
+
+
 def test_allocations_of_others_count_and_an_allocated_claim_goes_where_its_devices_are() -> None:
     world = World()
     world.claim("other", 1000, place="n1")

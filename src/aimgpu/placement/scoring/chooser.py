@@ -138,9 +138,11 @@ class Chooser:
         best = gains.reshape(fleet.shape[1], fleet.shape[2]).max(axis=1)
         return bool((best > _HARDLY).sum() >= compiled.count)
 
-    def charge_for(self, compiled: CompiledAsk, node: int, ask: Ask, host_memory_bytes: int | None = None) -> Charge:
-        """What the kind takes on a node that `choose` gave."""
-        cells = self._cells_on(compiled, node)
+    def charge_for(
+        self, compiled: CompiledAsk, node: int, ask: Ask, host_memory_bytes: int | None = None, *, first: bool = False
+    ) -> Charge:
+        """What the kind takes on a node that `choose` gave. `first`: of the first devices that do, in place of the best."""
+        cells = self._first_cells_on(compiled, node) if first else self._cells_on(compiled, node)
         taken = tuple([max(self.terms_at(compiled, node, cell).memory_bytes, 1) for cell in cells])
         compute: tuple[int, ...] = ()
         if compiled.compute is not None:
@@ -277,6 +279,12 @@ class Chooser:
                 named[at] = True
             cells &= named
         return cells
+
+    def _first_cells_on(self, compiled: CompiledAsk, node: int) -> tuple[int, ...]:
+        _, deep, wide = self.fleet.shape
+        fits = np.asarray(self._gains_on(compiled, node) > _HARDLY).reshape(deep, wide)
+        places = np.flatnonzero(fits.any(axis=1))[: compiled.count].tolist()
+        return tuple(place * wide + int(fits[place].argmax()) for place in places)
 
     def _cells_on(self, compiled: CompiledAsk, node: int) -> tuple[int, ...]:
         if not compiled.count:

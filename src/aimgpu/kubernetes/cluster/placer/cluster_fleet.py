@@ -2,6 +2,7 @@
 
 Three things take room: a pod its node's CPU and the like, an allocated claim its cells, and a pod that was sent to a node the
 cells that it will probably get there, until its claim is allocated. Where a guess was wrong, the allocation replaces it.
+kube-scheduler gives a pod the first devices of a node that do, so those are the guess.
 """
 
 from collections import defaultdict
@@ -40,6 +41,7 @@ from aimgpu.placement.scoring.fleet import Charge, Fleet
 from aimgpu.placement.scoring.mix import Mix
 from aimgpu.placement.scoring.valuation import Valuation
 from aimgpu.placement.scoring.weights import COMING_AND_GOING, Weights
+from aimgpu.units import PPM
 
 _FEW = 16  # pods that come before prices are made again; later a quarter of those that are there
 _MOST_READ = 4096  # claims and limits that are kept as they were read
@@ -78,6 +80,7 @@ class ClusterFleet:
         self._guessed: dict[Key, Charge] = {}  # cells, by pod
         self._taken: dict[Key, _Taken] = {}  # by pod
         self._allocated: dict[Key, list[Charge]] = {}  # cells, by claim
+        self._short: dict[tuple[int, int], dict[Key, int]] = {}  # bytes of claims that wrong guesses left no room for, by cell
         self._users: dict[Key, Key] = {}  # pod by claim, while cells are guessed
         self._free: dict[str, npt.NDArray[np.int64]] = {}  # beside CPU and memory, by resource and node
         self._ports: dict[int, dict[Port, int]] = {}
@@ -164,7 +167,7 @@ class ClusterFleet:
                 continue
             node = chooser.choose(kind, host, self._with_room(fleet, allowed, others, pod.ports))
             if node is not None:
-                charge = chooser.charge_for(kind, node, ask, host)
+                charge = chooser.charge_for(kind, node, ask, host, first=True)
                 return self._send(pod, fleet.nodes[node].name, charge)
             self._failed[again] = min(host, self._failed.get(again, host))
         named = f"{int(allowed.sum())} of {len(fleet.nodes)} nodes match its selectors and tolerations"
@@ -206,7 +209,8 @@ class ClusterFleet:
         if charge is not None and self._made is not None:
             fleet, chooser = self._made
             chooser.release(charge)
-            if claim is None or any(pool != fleet.nodes[charge.node].name for (pool, _), _ in claim.taken):
+            self._make_up(charge)
+            if claim is None or any(pool != fleet.nodes[charge.node].name for (pool, _), *_ in claim.taken):
                 self._try_again()
 
     def _charge_pod(self, key: Key, pod: PodView | None, place: str) -> None:
@@ -234,14 +238,30 @@ class ClusterFleet:
             return
         fleet, chooser = self._made
         for charge in self._allocated.pop(key, ()):
+            for at in ((charge.node, cell) for cell in charge.cells):
+                self._short.get(at, {}).pop(key, None)
             chooser.release(charge)
+            self._make_up(charge)
             self._try_again()
-        for (pool, device), taken in claim.taken if claim is not None else ():
-            for node, cell in fleet.cells.get(f"{pool}/{device}", ()):
-                free = max(int(fleet.free[node, cell]), 0)  # guesses may stand where another claim was allocated
-                charge = Charge(node, (cell,), (free if taken is None else min(taken, free),))
-                chooser.take(charge)
-                self._allocated.setdefault(key, []).append(charge)
+        for (pool, device), taken, percent in claim.taken if claim is not None else ():
+            for at in fleet.cells.get(f"{pool}/{device}", ()):
+                self._take_cell(key, at, int(fleet.capacity[at]) if taken is None else taken, percent * PPM // 100)
+
+    def _take_cell(self, key: Key, at: tuple[int, int], wanted: int, compute_ppm: int = 0) -> None:
+        """As much as guesses of other pods leave; the rest when they go."""
+        fleet, chooser = self._engine()
+        taken = min(wanted, max(int(fleet.free[at]), 0))
+        compute = min(compute_ppm, max(int(fleet.compute[at]), 0))
+        charge = Charge(at[0], (at[1],), (taken,), (compute,) if compute else ())
+        chooser.take(charge)
+        self._allocated.setdefault(key, []).append(charge)
+        if wanted > taken:
+            self._short.setdefault(at, {})[key] = wanted - taken
+
+    def _make_up(self, released: Charge) -> None:
+        for at in ((released.node, cell) for cell in released.cells):
+            for key, missing in self._short.pop(at, {}).items():
+                self._take_cell(key, at, missing)
 
     def _try_again(self) -> None:
         """Something may have come free."""
@@ -291,6 +311,7 @@ class ClusterFleet:
         self._stale = False
         self._taken.clear()
         self._allocated.clear()
+        self._short.clear()
         for key, claim in self._claims.items():
             self._charge_claim(key, claim)
         for key, pod in self._pods.items():

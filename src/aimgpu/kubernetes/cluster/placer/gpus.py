@@ -52,11 +52,14 @@ class GpuAsk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimView:
-    """`asked`: its devices as JSON, by which equal claims are read once; `taken`: cells with bytes, None for all of a cell."""
+    """`asked`: its devices as JSON, by which equal claims are read once.
+
+    `taken`: cells with bytes, None for all of a cell, and percent of its compute.
+    """
 
     asked: str
     allocated: bool
-    taken: tuple[tuple[Cell, int | None], ...]
+    taken: tuple[tuple[Cell, int | None, int], ...]
 
 
 @dataclass(slots=True)
@@ -98,9 +101,7 @@ class Published:
 
 def read_claim(claim: Object) -> ClaimView:
     allocation = (claim.get("status") or {}).get("allocation")
-    taken = tuple(
-        ((str(one["pool"]), str(one["device"]).removesuffix(SHARED_SUFFIX)), _consumed(one)) for one in results_of(dict(claim))
-    )
+    taken = tuple(_read_result(one) for one in results_of(dict(claim)))
     asked = json.dumps((claim.get("spec") or {}).get("devices") or {}, sort_keys=True)
     return ClaimView(asked=asked, allocated=allocation is not None, taken=taken)
 
@@ -196,8 +197,13 @@ def _device(node: str, gpu: str, cells: Mapping[str, Object]) -> Device:
     )
 
 
-def _consumed(result: Object) -> int | None:
-    amount = (result.get("consumedCapacity") or {}).get(MEMORY)
+def _read_result(one: Object) -> tuple[Cell, int | None, int]:
+    cell = (str(one["pool"]), str(one["device"]).removesuffix(SHARED_SUFFIX))
+    return cell, _consumed(one, MEMORY), _consumed(one, COMPUTE) or 0
+
+
+def _consumed(result: Object, name: str) -> int | None:
+    amount = (result.get("consumedCapacity") or {}).get(name)
     return None if amount is None else parse_quantity(amount)
 
 

@@ -46,6 +46,7 @@ class PodPlacer:
         self._fleet = ClusterFleet()
         self._wake = asyncio.Event()
         self._writing: dict[Key, asyncio.Task[None]] = {}
+        self._last: dict[str, asyncio.Task[None]] = {}  # of these, by node
         self._slots = asyncio.Semaphore(_WRITERS)
         self._since: dict[Key, float] = {}  # pods that found no node, and when they first did not
         self._refused: dict[Key, int] = {}  # with `freed` of the fleet then
@@ -89,7 +90,8 @@ class PodPlacer:
                 if not self._fleet.waits(pod) or pod.key in self._writing or (choice := await self._choose(pod)) is None:
                     continue
                 await self._slots.acquire()
-                self._writing[pod.key] = group.create_task(self._write(pod, choice))
+                earlier = self._last.get(choice.node) if choice.node else None
+                self._writing[pod.key] = self._last[choice.node] = group.create_task(self._write(pod, choice, earlier))
 
     async def _choose(self, pod: PodView) -> PodChoice | None:
         """None: it waits on."""
@@ -122,7 +124,10 @@ class PodPlacer:
                 found.append(required["nodeSelectorTerms"])
         return found
 
-    async def _write(self, pod: PodView, choice: PodChoice) -> None:
+    async def _write(self, pod: PodView, choice: PodChoice, earlier: asyncio.Task[None] | None) -> None:
+        """After the `earlier` one for this node: in another order kube-scheduler would give them other devices than guessed."""
+        if earlier is not None:
+            await asyncio.wait([earlier])
         namespace, name = pod.key
         if not choice.node:
             self._fleet.leave(pod.key)
@@ -143,7 +148,8 @@ class PodPlacer:
             asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._wake.set)
             await asyncio.sleep(_AGAIN_SECONDS)
         finally:
-            del self._writing[pod.key]
+            if self._last.get(choice.node) is self._writing.pop(pod.key):
+                del self._last[choice.node]
             self._slots.release()
 
     def _saw(self, put: Callable[[Key, Kept | None], None]) -> OnChange[Kept]:

@@ -28,6 +28,7 @@ FOLDERS = dict.fromkeys(
 ) | {"cluster": REST, "engines_real": WIDE}
 MODULES = {
     "kubernetes/test_placement_rules.py": FAST,
+    "kubernetes/test_placement_writes.py": FAST,
     "test_architecture.py": FAST,
     "test_daemon_secrets.py": FAST,
     "test_errors.py": FAST,

@@ -197,6 +197,23 @@ def test_amounts_of_nodes(amounts: dict[str, str], request_: dict[str, str], *, 
     assert bool(world.choose(view).node) is fits
 
 
+MOST = str(2**63 - 1)
+
+
+def test_the_largest_amounts_that_kubernetes_takes_fit_nowhere_and_others_are_placed_on() -> None:
+    world = World({"example.com/card": "4"})
+    asked = {"cpu": MOST, "memory": MOST, "example.com/card": MOST}
+    containers = [{"name": str(number), "image": "none", "resources": {"requests": asked}} for number in range(3)]
+    assert world.choose(world.wait("huge", containers=containers)).waits
+    assert world.choose(world.wait("cpu", cpu=MOST)).waits
+    assert not world.choose(world.wait("count", milli=1000, count=2**63 - 1)).node
+    for number in range(20):
+        pod = pod_body(f"bound{number}", asked, nodeName="n1")
+        pod["metadata"] |= {"namespace": "a", "uid": pod["metadata"]["name"]}
+        world.fleet.put_pod(("a", pod["metadata"]["name"]), read_pod(pod))
+    assert world.choose(world.wait("p1", milli=1000)).node == "n2"
+
+
 def test_a_port_of_the_host_is_taken_once_for_each_node() -> None:
     world = World()
     ports = {"name": "web", "image": "none", "ports": [{"containerPort": 80, "hostPort": 80}]}
@@ -256,10 +273,29 @@ def test_a_hint_that_kube_scheduler_dropped_takes_no_room() -> None:
     pod = pod_body("p1", {"cpu": "1"})
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     pod["metadata"] |= {"namespace": "a", "uid": "p1", "annotations": {HINT: "n1"}}
+    pod["status"] = {"nominatedNodeName": "n1"}
     world.fleet.put_pod(("a", "p1"), read_pod(pod))
     assert [world.choose(world.wait("p2")).node, bool(world.choose(world.wait("p3")).node)] == ["n2", False]
-    world.fleet.put_pod(("a", "p1"), read_pod({**pod, "status": {"conditions": [unschedulable]}}))
+    world.fleet.put_pod(("a", "p1"), read_pod({**pod, "status": {**pod["status"], "conditions": [unschedulable]}}))
     assert world.choose(world.wait("p3")).node == "n1"
+
+
+@pytest.mark.parametrize(
+    ("nominated", "spec", "believed"),
+    [
+        ("n1", {}, True),
+        ("n2", {}, False),
+        ("", {}, False),
+        ("", {"schedulerName": "default-scheduler", **terms(("metadata.name", "In", "n1"), kind="matchFields")}, True),
+        ("", {"schedulerName": "other", **terms(("metadata.name", "In", "n1"), kind="matchFields")}, False),
+        ("", {"schedulerName": "default-scheduler", **terms(("metadata.name", "In", "n2"), kind="matchFields")}, False),
+    ],
+)
+def test_an_annotation_alone_takes_no_room(nominated: str, spec: Object, *, believed: bool) -> None:
+    pod = pod_body("p", {"cpu": "1"}, **spec)
+    pod["metadata"] |= {"namespace": "a", "annotations": {HINT: "n1"}}
+    pod["status"] = {"nominatedNodeName": nominated}
+    assert read_pod(pod).place == ("n1" if believed else "")
 
 
 def test_devices_with_a_taint_are_not_chosen() -> None:
@@ -291,6 +327,7 @@ SIZE = "device.capacity['gpu.aim.amd.com'].memory.compareTo(quantity('{}')) == 0
         ({"selectors": [{"cel": {"expression": "device.attributes['x'].y > 1"}}]}, "a selector"),
         ({"allocationMode": "All"}, "all devices"),
         ({"tolerations": [{"operator": "Exists"}]}, "tolerates"),
+        ({"capacity": {"requests": {"memory": "0"}}, "deviceClassName": "shared.gpu.aim.amd.com"}, "of nothing"),
         ({"deviceClassName": "other.example.com"}, "of class other.example.com"),
     ],
 )

@@ -11,6 +11,7 @@ from aimgpu.placement.scoring.valuation import Valuation
 from aimgpu.units import MIB
 
 _STRAND, _SPARE, _BASE, _CPU = range(4)
+_FAR = 1 << 51
 _MOST_MIB = 4 << 20  # 4 TiB; what is not known counts as this
 
 
@@ -39,7 +40,7 @@ class NodePenalties:
         cpu, devices = self._fleet.cpu.item(node), self._fleet.devices.item(node)
         fit = self._fit_devices * devices // MICRO
         if self._host_mib:
-            mib = min(self._fleet.host.item(node) // MIB, _MOST_MIB)
+            mib = max(min(self._fleet.host.item(node) // MIB, _MOST_MIB), -_MOST_MIB)
             self.short[node] = short = devices - mib * MICRO // self._host_mib
             fit += self._fit_host * mib - max(short, 0) * self.host_score
         if cpu >= UNLIMITED or self._ratios is None:
@@ -47,8 +48,8 @@ class NodePenalties:
             base = -fit
         else:
             (over, under), (spare_over, spare_under) = self._ratios
-            strand = (devices - cpu * under // over) * self._strand_score
-            spare = (cpu - devices * spare_over // spare_under) * self._spare_score
+            strand = _bounded((devices - cpu * under // over) * self._strand_score)
+            spare = _bounded((cpu - devices * spare_over // spare_under) * self._spare_score)
             base = max(strand, 0) + max(spare, 0) - fit - self._fit_cpu * cpu
         standing = self._standing  # item by item: one assignment of a tuple takes longer
         standing[_STRAND, node], standing[_SPARE, node] = strand, spare
@@ -70,9 +71,14 @@ class NodePenalties:
         return score
 
     def _shift_of(self, kind: CompiledAsk) -> Table:
-        shifts = (kind.strand_shift * self._strand_score, kind.spare_shift * self._spare_score)
+        shifts = (_bounded(kind.strand_shift * self._strand_score), _bounded(kind.spare_shift * self._spare_score))
         kind.shift = np.array(shifts, dtype=np.int64).reshape(2, 1)
         return kind.shift
+
+
+def _bounded(score: int) -> int:
+    """Where somebody asks for absurd amounts: sums of a few stay far above NEVER."""
+    return min(max(score, -_FAR), _FAR)
 
 
 def _in_millionths(strand: Ratio | None, spare: Ratio | None) -> tuple[tuple[int, int], tuple[int, int]] | None:

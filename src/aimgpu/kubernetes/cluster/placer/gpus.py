@@ -32,6 +32,8 @@ Object = Mapping[str, Any]
 Cell = tuple[str, str]  # pool and device, without the suffix of its shared form
 SHARED_SUFFIX = "-shared"
 _PERCENT = PPM // 100
+_MOST_BYTES = 1 << 50
+_MOST_DEVICES = 256  # of one ask: no node has more
 _SIZE = re.compile(rf"device\.capacity\['{re.escape(DRIVER)}'\]\.memory\.compareTo\(quantity\('([^']+)'\)\) == 0")
 
 
@@ -120,7 +122,7 @@ def read_asks(asked: str) -> tuple[GpuAsk, ...]:
 
 def read_limit(resource: str, count: int) -> GpuAsk | None:
     """Of an extended resource that a claim of kube-scheduler's answers; None: it is none of ours."""
-    return GpuAsk(want=Whole(count=count)) if resource == WHOLE_RESOURCE else None
+    return GpuAsk(want=Whole(count=min(count, _MOST_DEVICES))) if resource == WHOLE_RESOURCE else None
 
 
 def product_names(ask: GpuAsk, known: Collection[str]) -> frozenset[str]:
@@ -134,7 +136,7 @@ def product_names(ask: GpuAsk, known: Collection[str]) -> frozenset[str]:
 
 
 def _read_request(request: Object) -> GpuAsk:
-    name, count = request.get("deviceClassName"), int(request.get("count") or 1)
+    name, count = request.get("deviceClassName"), min(int(request.get("count") or 1), _MOST_DEVICES)
     if request.get("adminAccess") or request.get("allocationMode") == "All" or request.get("tolerations"):
         raise NoHint("a claim for administrators, for all devices, or one that tolerates taints of devices")
     attributes, memory = _read_selectors(request.get("selectors") or ())
@@ -149,6 +151,8 @@ def _read_request(request: Object) -> GpuAsk:
         return GpuAsk(want=PartitionKind(kind=mode.lower()), devices=count, product=product, memory=memory)
     if name == SHARED_CLASS and mode is None and MEMORY in amounts:
         want = Memory(memory_bytes=parse_quantity(amounts[MEMORY]))
+        if not (0 < want.memory_bytes < _MOST_BYTES and 0 <= compute <= PPM):
+            raise NoHint("a claim of more than there can be, or of nothing")
         return GpuAsk(want=want, devices=count, compute_ppm=compute or None, product=product, memory=memory)
     raise NoHint(f"a claim of class {name} in a form that is not evaluated")
 

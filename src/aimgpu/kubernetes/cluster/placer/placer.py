@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aimgpu.errors import AimGpuError
+from aimgpu.errors import AimGpuError, ClusterFailed
 from aimgpu.kubernetes.api.client import Client, Object
 from aimgpu.kubernetes.api.mirror import Kept, Key, Mirror, OnChange
 from aimgpu.kubernetes.api.resources import LEASES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, VOLUME_CLAIMS, VOLUMES
@@ -19,9 +19,9 @@ from aimgpu.kubernetes.cluster.operator.leader import own_account
 from aimgpu.kubernetes.cluster.operator.options import OperatorOptions, PlacementForm
 from aimgpu.kubernetes.cluster.placer.cluster_fleet import ClusterFleet, PodChoice
 from aimgpu.kubernetes.cluster.placer.gpus import read_claim
-from aimgpu.kubernetes.cluster.placer.pods import PodView, read_pod
+from aimgpu.kubernetes.cluster.placer.pods import PodView, read_pod, row_of
 from aimgpu.kubernetes.cluster.placer.policy import find_gap
-from aimgpu.kubernetes.cluster.placer.rules import read_node
+from aimgpu.kubernetes.cluster.placer.rules import REQUIRED, read_node, required_affinity
 from aimgpu.kubernetes.vocabulary.names import DRIVER, GROUP, HINT, PLACER_LEASE, UNHINTED
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ _POLICY_SECONDS = 10.0
 _LOOK_SECONDS = 1.0  # whether a pod has waited long enough
 _PAUSE_SECONDS = 0.005  # events come in bunches
 _AGAIN_SECONDS = 1.0
+_REFUSALS = (400, 403, 422)  # by admission of others: another try would end the same way
 _MANAGER = "aimgpu-placer"
 
 
@@ -97,12 +98,9 @@ class PodPlacer:
         """None: it waits on."""
         if self._gap is not None:
             return PodChoice(skipped=f"placement is off: {self._gap}")
-        choice: PodChoice | None = None
         if self._refused.get(pod.key) != self._fleet.freed:
-            choice = self._fleet.choose(pod, await self._read_volumes(pod))
-            if choice is None:
-                return None
-            if not choice.waits:
+            choice = await self._evaluate(pod)
+            if choice is None or not choice.waits:
                 return choice
             self._refused[pod.key], self._reasons[pod.key] = self._fleet.freed, choice.waits
         now = asyncio.get_running_loop().time()
@@ -110,6 +108,20 @@ class PodPlacer:
         if waiting is None or now - self._since.setdefault(pod.key, now) < waiting:
             return None
         return PodChoice(skipped=f"waited {waiting:.0f} s: {self._reasons[pod.key]}")
+
+    async def _evaluate(self, pod: PodView) -> PodChoice | None:
+        """One pod of whatever content keeps no other from being placed."""
+        try:
+            volumes = await self._read_volumes(pod)
+        except (TimeoutError, AimGpuError, OSError) as error:  # the next look tries again
+            log.warning("placer.volumes_not_read", extra={"data": {"pod": "/".join(pod.key), "reason": str(error)}})
+            return None
+        try:
+            return self._fleet.choose(pod, volumes)
+        except Exception:
+            log.exception("placer.not_evaluated", extra={"data": {"pod": "/".join(pod.key)}})
+            self._fleet.forget(pod.key)
+            return PodChoice(skipped="it cannot be evaluated")
 
     async def _read_volumes(self, pod: PodView) -> list[Sequence[Object]]:
         """Selector terms of the volumes that the pod's claims are bound to; those that are not bound yet restrict nothing."""
@@ -129,12 +141,20 @@ class PodPlacer:
         if earlier is not None:
             await asyncio.wait([earlier])
         namespace, name = pod.key
-        if not choice.node:
+        node = choice.node
+        if not node:
             self._fleet.leave(pod.key)
         try:
-            if choice.node and self._options.placement is PlacementForm.HINT:
-                body = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": choice.node}}
-                await self._client.patch(PODS, name, body, namespace, subresource="status", manager=_MANAGER)
+            if node and self._options.placement is PlacementForm.HINT:
+                body = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
+                try:
+                    await self._client.patch(PODS, name, body, namespace, subresource="status", manager=_MANAGER)
+                except ClusterFailed as error:
+                    if error.status not in _REFUSALS:
+                        raise
+                    self._fleet.forget(pod.key)
+                    self._fleet.leave(pod.key)
+                    choice = PodChoice(skipped=f"the hint was refused: {error}")
             body = _release(pod, choice, self._options.placement)
             await self._client.patch(PODS, name, body, namespace, manager=_MANAGER)
             self.counts["hinted" if choice.node else "skipped"] += 1
@@ -148,8 +168,8 @@ class PodPlacer:
             asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._wake.set)
             await asyncio.sleep(_AGAIN_SECONDS)
         finally:
-            if self._last.get(choice.node) is self._writing.pop(pod.key):
-                del self._last[choice.node]
+            if self._last.get(node) is self._writing.pop(pod.key):
+                del self._last[node]
             self._slots.release()
 
     def _saw(self, put: Callable[[Key, Kept | None], None]) -> OnChange[Kept]:
@@ -211,17 +231,12 @@ def _release(pod: PodView, choice: PodChoice, form: PlacementForm | None) -> Obj
     """The patch that takes the gate: ours is the last."""
     spec: Object = {"schedulingGates": None}
     if choice.node and form is PlacementForm.AFFINITY:
-        spec["affinity"] = {"nodeAffinity": {_REQUIRED: _pinned(pod.waiting["spec"], choice.node)}}
+        spec["affinity"] = {"nodeAffinity": {REQUIRED: _pinned(pod.waiting["spec"], choice.node)}}
     note = {HINT: choice.node} if choice.node else {UNHINTED: choice.skipped}
     return {"metadata": {"uid": pod.uid, "annotations": note}, "spec": spec}
 
 
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-
-
 def _pinned(spec: Mapping[str, Any], node: str) -> Object:
     """The pod's own terms, each narrowed to the node: of a gated pod they may be narrowed only."""
-    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
-    own: Sequence[Object] = required.get("nodeSelectorTerms") or [{}]
-    row = {"key": "metadata.name", "operator": "In", "values": [node]}
-    return {"nodeSelectorTerms": [{**term, "matchFields": [*(term.get("matchFields") or ()), row]} for term in own]}
+    own: Sequence[Object] = (required_affinity(spec) or {}).get("nodeSelectorTerms") or [{}]
+    return {"nodeSelectorTerms": [{**term, "matchFields": [*(term.get("matchFields") or ()), row_of(node)]} for term in own]}

@@ -17,7 +17,10 @@ CPU, MEMORY, PODS = "cpu", "memory", "pods"
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 _COMPARED = {"Gt": 1, "Lt": -1}
+_MOST_MILLIS, _MOST = 10**9, 1 << 50  # no node has more; sums over pods of larger amounts overflow arrays
 _ANYWHERE = "0.0.0.0"  # noqa: S104 - what a host port without an address means
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 Port = tuple[str, str, int]  # address, protocol, port
 
@@ -66,8 +69,14 @@ def read_node(node: Object) -> NodeFacts:
     )
 
 
+def required_affinity(spec: Object) -> Object | None:
+    """To nodes."""
+    found: Object | None = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED)
+    return found
+
+
 def read_rules(spec: Object, volumes: Sequence[Sequence[Object]] = ()) -> NodeRules:
-    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    required = required_affinity(spec)
     return NodeRules(
         selector=dict(spec.get("nodeSelector") or {}),
         terms=None if required is None else list(required.get("nodeSelectorTerms") or ()),
@@ -80,7 +89,7 @@ def unread_rule(spec: Object) -> str | None:
     """A hard rule of the pod that is not evaluated here; None where there is none. Soft rules are no reason."""
     affinity = spec.get("affinity") or {}
     for kind, name in (("podAffinity", "required pod affinity"), ("podAntiAffinity", "required pod anti-affinity")):
-        if (affinity.get(kind) or {}).get("requiredDuringSchedulingIgnoredDuringExecution"):
+        if (affinity.get(kind) or {}).get(REQUIRED):
             return name
     if any(each.get("whenUnsatisfiable") != "ScheduleAnyway" for each in spec.get("topologySpreadConstraints") or ()):
         return "a topology spread constraint"
@@ -90,7 +99,9 @@ def unread_rule(spec: Object) -> str | None:
 
 
 def read_amounts(resources: Object | None) -> dict[str, int]:
-    return {str(name): (parse_millis if name == CPU else parse_quantity)(amount) for name, amount in (resources or {}).items()}
+    found = dict[str, int]()
+    _add(found, {name: (parse_millis if name == CPU else parse_quantity)(text) for name, text in (resources or {}).items()})
+    return found
 
 
 def read_requests(spec: Object) -> dict[str, int]:
@@ -142,7 +153,7 @@ def _requests(item: Object) -> dict[str, int]:
 
 def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
     for name, amount in more.items():
-        total[name] = total.get(name, 0) + amount
+        total[name] = min(total.get(name, 0) + amount, _MOST_MILLIS if name == CPU else _MOST)
 
 
 def _meets_any(terms: Sequence[Object], node: NodeFacts) -> bool:

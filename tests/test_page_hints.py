@@ -13,7 +13,7 @@ ROOMS = ("control", "placement", "domain", "hardware", "engines", "web", "kubern
 COMMAND_WORDS = re.compile(r"(^|[\s`(])--[a-z]{3,}|`?aimgpu [a-z]+")
 ELSEWHERE = {  # never on the page, or only a terminal helps
     "control/dependencies.py": "a variable of the daemon's environment, read when it starts",
-    "control/placing.py": "the daemon is stopping: it is started from a terminal",
+    "control/loop.py": "the daemon is stopping: it is started from a terminal",
     "control/what_if.py": "files of `aimgpu plan`",
     "control/sizing_inputs/catalogue_file.py": "`aimgpu catalogue`",
     "control/stack/yaml_nodes.py": "an empty stack file: the form always has a model",

@@ -32,7 +32,7 @@ class Thief:
     def _run(self) -> None:
         noted: list[Path] = []
         while not noted and not self._over.wait(0.005):
-            noted = list(self._runs.glob("*/endpoint.json"))
+            noted = [log.with_name("endpoint.json") for log in self._runs.glob("*/engine.log")]  # its process begins
         if not noted:
             return
         heard = self.heard

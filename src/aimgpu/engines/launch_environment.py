@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aimgpu.engines.protocols import LaunchRequest, Mount
 
-_HUB = ("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE")
+_HUB = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE")
 _HUB_SECRETS = ("HF_TOKEN",)
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 
@@ -40,7 +40,7 @@ def _vendor(request: LaunchRequest) -> str:
 def hub_folder() -> Path:
     """Where models of the Hugging Face hub are kept, by the rules of its own library."""
     base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(os.environ.get("HF_HOME") or Path(base) / "huggingface").absolute()
+    return Path(os.environ.get("HF_HOME") or Path(base) / "huggingface").expanduser().absolute()
 
 
 def hub_environment() -> dict[str, str]:

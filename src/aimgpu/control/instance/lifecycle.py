@@ -28,7 +28,7 @@ from aimgpu.domain import Device, Footprint, Instance, InstanceState, ProcessIde
 from aimgpu.engines.overrides import with_overrides
 from aimgpu.engines.ownership import EngineOwner, expecting
 from aimgpu.engines.protocols import Fetcher, Health, HealthState, LaunchRequest, OtherWays, ServerEngine
-from aimgpu.errors import AimGpuError, Conflict, EngineFailed
+from aimgpu.errors import AimGpuError, Conflict, EngineFailed, StrangerListens
 from aimgpu.sizing.surplus import spend_surplus
 
 _PORT_TRIES = 3
@@ -409,6 +409,8 @@ class Lifecycle:
             launched = self._launch(instance, request, emit)
             try:
                 return launched, self._wait_until_ready(launched, emit)
+            except StrangerListens:
+                raise  # however it is started, somebody waits for its port
             except EngineFailed as error:
                 if not error.port_taken and not self._may_start_otherwise(launched):
                     raise

@@ -20,7 +20,8 @@ _NAME = re.compile(r"(?:hf\.co/|huggingface\.co/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.(?:gguf|safetensors)", re.IGNORECASE | re.ASCII)
 _PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "Q8_0")  # where no quantisation is named
-_BESIDE_WEIGHTS = (".json", ".txt", ".model", ".jinja")
+_BESIDE_WEIGHTS = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
+_POOLING = "_Pooling/config.json"  # of models that embed
 _REVISION = "main"
 _NOT_OPEN = (401, 403, 404)
 
@@ -108,7 +109,7 @@ class HubCache:
         return self._folder / f"models--{name.repository.replace('/', '--')}"
 
     def _check_online(self, name: HubName) -> None:
-        if self._environment.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        if self._environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise ModelUnavailable(f"{name.repository} is not on this machine, and HF_HUB_OFFLINE is set", hint="Unset it.")
 
     def _list(self, name: HubName) -> list[HubFile]:
@@ -194,7 +195,11 @@ def choose_files(files: list[HubFile], name: HubName, formats: frozenset[str]) -
         return _choose_gguf(ggufs, name), GGUF
     weights = [file for file in files if file.name.endswith(".safetensors") and "/" not in file.name]
     if weights and name.tag is None and SAFETENSORS in formats and any(file.name == "config.json" for file in files):
-        beside = [file for file in files if file.name.endswith(_BESIDE_WEIGHTS) and "/" not in file.name]
+        beside = [
+            file
+            for file in files
+            if (file.name.endswith(_BESIDE_WEIGHTS) and "/" not in file.name) or file.name.endswith(_POOLING)
+        ]
         return [*weights, *beside], SAFETENSORS
     has = "GGUF files" if ggufs else "safetensors" if weights else "no weights that are known here"
     raise ModelUnavailable(

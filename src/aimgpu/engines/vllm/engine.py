@@ -169,7 +169,7 @@ class VllmEngine:
             "PYTHONPATH": str(door.FOLDER),
         }
         if is_container(request):
-            own["HF_HOME"] = str(hub_folder())
+            own |= {"HF_HOME": str(hub_folder()), "HF_HUB_CACHE": str(hub_folder() / "hub")}
             compiled.mkdir(parents=True, exist_ok=True)  # Docker would make it, for root alone
         elif os.environ.get("PYTHONPATH"):
             own["PYTHONPATH"] += f":{os.environ['PYTHONPATH']}"

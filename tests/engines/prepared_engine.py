@@ -23,5 +23,7 @@ def write_program(folder: Path, text: str, packages: str = "") -> Path:
 
 def prepare(command: Command, folder: Path) -> Command:
     """The scripted engine, as a program that a prepared process may become."""
-    program = write_program(folder, engine.PROGRAM.read_text())
+    program = folder / "engine"
+    if not program.exists():  # one that is starting may be reading it
+        write_program(folder, engine.PROGRAM.read_text())
     return replace(command, argv=(str(program), *command.argv[2:]), preparation=PREPARATION)

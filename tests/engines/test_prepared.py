@@ -29,7 +29,9 @@ import slow_packages
 
 def describe(path, **more):
     shown = [open(f"/proc/self/{name}", "rb").read().decode().split("\\0") for name in ("cmdline", "environ")]
+    import multiprocessing
     seen = {
+        "key": multiprocessing.current_process().authkey.hex(),
         "pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "argv": sys.argv, "folder": os.getcwd(),
         "imported_by": slow_packages.IMPORTED_BY, "environment": dict(os.environ), "shown": shown,
         "files": {n: os.readlink(f"/proc/self/fd/{n}") for n in ("0", "1", "2")}, "path": sys.path[0],
@@ -112,11 +114,12 @@ def bound(launcher: ProcessLauncher, home: Path, **bounds: float) -> None:
 
 def test_it_is_what_a_plain_start_gives(bench: Bench) -> None:
     def look(*, prepared: bool) -> dict[str, object]:
-        command = bench.command("wait", SETTING="one")
+        changes = "os.environ |= {'ADDED': 'new', 'CHANGED': 'new'}; os.environ.pop('REMOVED', None)"
+        command = bench.command("wait", packages=changes, SETTING="one", CHANGED="old", REMOVED="old")
         process = bench.start(command if prepared else replace(command, preparation=None))
         seen = bench.read(command)
         assert (seen["imported_by"] != process.pid) == prepared
-        for changing in ("pid", "imported_by"):
+        for changing in ("pid", "imported_by", "key"):
             del seen[changing]
         seen["session"] = seen["session"] == process.pid
         text = json.dumps(seen)
@@ -135,13 +138,14 @@ def test_it_is_what_a_plain_start_gives(bench: Bench) -> None:
 
 
 def test_what_it_spawns_comes_from_the_prepared_process_too(bench: Bench) -> None:
-    command = bench.command("spawn", "wait")
+    command = bench.command("spawn", "wait", packages="os.environ['ADDED'] = 'new'")
     process = bench.start(command)
     main, spawned = bench.read(command), bench.read(command, ".spawned")
     assert main["imported_by"] == spawned["imported_by"] not in (main["pid"], spawned["pid"])
     assert (spawned["parent"], spawned["session"]) == (process.pid, process.pid)
     assert (main["spawned"], main["status"], spawned["value"]) == (spawned["pid"], 7, {"a": 1})
     assert spawned["environment"]["LAZY_SETTING"] == "set late"  # type: ignore[index]
+    assert spawned["key"] == main["key"]
     assert spawned["shown"][0][-2] == "--multiprocessing-fork"  # type: ignore[index]
     bench.launcher.stop(process, grace_seconds=5)
     assert not procfs.is_running(process)
@@ -166,6 +170,22 @@ def test_starts_with_other_settings_share_nothing(bench: Bench) -> None:
     assert bench.run(SETTING="three")
     assert len(bench.launcher.prepared_pids()) == 2, "they are bounded in number: the oldest ends"
     assert first not in bench.launcher.prepared_pids()
+
+
+def test_starts_share_no_key_of_multiprocessing(bench: Bench) -> None:
+    keys = set()
+    for _ in range(2):
+        process = bench.start(command := bench.command())
+        keys.add(bench.read(command)["key"])
+        assert bench.launcher.is_forked(process)
+    assert len(keys) == 2
+
+
+def test_what_a_start_sets_itself_is_not_what_an_import_set(bench: Bench) -> None:
+    command = bench.command(packages="os.environ.setdefault('HIP_X', 'import')", HIP_X="own")
+    process = bench.start(command)
+    assert bench.read(command)["environment"]["HIP_X"] == "own"  # type: ignore[index]
+    assert bench.launcher.is_forked(process)
 
 
 def test_a_secret_is_not_in_its_environment(bench: Bench) -> None:

@@ -56,11 +56,15 @@ class PreparedProgram:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
         self._control = _take_standard_input()
+        self._changed: dict[str, tuple[str | None, str | None]] = {}  # by imports, of the environment: before and after
 
     def run(self) -> Work:
         """Returns in a child that is to become an engine, with what it does then."""
         try:
+            before = dict(os.environ)
             _import(self._settings["modules"])
+            both = ((name, before.get(name), os.environ.get(name)) for name in {*before, *os.environ})
+            self._changed = {name: (old, new) for name, old, new in both if old != new}
             _check_safe_to_fork()
             gc.collect()
             gc.freeze()  # a collection in a child writes into every page otherwise
@@ -92,7 +96,7 @@ class PreparedProgram:
                     os._exit(0)
                 self._control.close()
                 os.close(report)
-                return _Engine(self._settings, request).become(gate, log, marked)
+                return _Engine(self._settings, request, self._changed).become(gate, log, marked)
             except BaseException as error:  # noqa: BLE001 - it must not go on as a second server
                 print(f"a prepared process could not become the engine: {error!r}", file=sys.stderr, flush=True)
                 os._exit(1)
@@ -118,8 +122,11 @@ class PreparedProgram:
 class _Engine:
     """The child that becomes the engine of one start."""
 
-    def __init__(self, settings: Mapping[str, Any], request: Mapping[str, Any]) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], request: Mapping[str, Any], changed: Mapping[str, tuple[str | None, str | None]]
+    ) -> None:
         self._settings = settings
+        self._changed = changed
         self._argv: list[str] = request["argv"]
         self._plain: dict[str, str] = request["environment"]
         loaded = {name: os.environ[name] for name in ("LD_PRELOAD",) if name in os.environ}
@@ -132,6 +139,8 @@ class _Engine:
         os.dup2(log, 2)
         os.close(log)
         _take_state(self._state, self._environment)
+        self._take_changes()
+        multiprocessing.current_process().authkey = os.urandom(32)  # siblings would share it
         _show(self._settings["interpreter"] + self._argv, self._environment)
         _LIBC.prctl(_PR_SET_NAME, os.path.basename(self._argv[0]).encode()[:15], 0, 0, 0)
         os.write(marked, str(os.getpid()).encode())
@@ -140,10 +149,20 @@ class _Engine:
             os._exit(0)
         os.close(gate)
         try:
-            return _begin(self._settings, self._environment, self._run)
+            return _begin(self._settings, dict(os.environ), self._run)
         except (Unusable, OSError) as error:
             print(f"starts plainly: {error}", file=sys.stderr, flush=True)
             os.execve(self._argv[0], self._argv, self._plain)  # noqa: S606 - the engine itself
+
+    def _take_changes(self) -> None:
+        """As if this process had imported, except where the start sets a value of its own."""
+        for name, (before, after) in self._changed.items():
+            if self._environment.get(name) != before:
+                continue
+            if after is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = after
 
     def _run(self) -> None:
         """The program's text as `__main__`, as the interpreter runs it."""

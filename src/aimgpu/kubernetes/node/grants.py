@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -180,12 +181,11 @@ def staged_library(find: Callable[[], Path], find_check: Callable[[], Path], fol
 
     def stage() -> Path:
         source = find()
-        content = source.read_bytes()
-        target = (
-            folder / hashlib.sha256(content).hexdigest()[:16] / source.name
-        )  # another build beside it: containers keep theirs
+        content, check = source.read_bytes(), find_check().read_bytes()
+        build = hashlib.sha256(content + check).hexdigest()[:16]
+        target = folder / build / source.name  # another build beside it: containers keep theirs
         _put(target, content)
-        _put(target.with_name(CHECKER), find_check().read_bytes())
+        _put(target.with_name(CHECKER), check)
         _put(target.with_name(_PRELOAD.name), f"{target}\n".encode())
         return target
 
@@ -193,13 +193,17 @@ def staged_library(find: Callable[[], Path], find_check: Callable[[], Path], fol
 
 
 def _put(target: Path, content: bytes) -> None:
-    """Whole or not at all; what is there stays, since containers have it mapped."""
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh = target.with_suffix(".fresh")
-        fresh.write_bytes(content)
-        fresh.chmod(0o755)
-        fresh.rename(target)
+    """Whole or not at all, also after a loss of power; what is there as it should be stays: containers have it mapped."""
+    if target.is_file() and target.read_bytes() == content:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_suffix(".fresh")
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.chmod(0o755)
+    fresh.rename(target)
 
 
 def _find(devices: dict[str, Device], grant: Grant) -> tuple[Device, Partition]:

@@ -106,7 +106,7 @@ def _called_by_path(tree: ast.AST) -> set[tuple[str, str]]:
         (agent_rules.cluster_role_rules(), ("node/agent", "node/dra_driver")),
         (agent_rules.role_rules(), ("node/device_plugin",)),
         (agent_rules.kai_rules(), ("node/kai",)),
-        (uninstall_rules(), ("cluster/uninstall.py",)),
+        (uninstall_rules(), ("cluster/uninstall.py", "cluster/placer/ungating.py")),
         (definition_rules(), ("cluster/definitions.py",)),
         (admission_rules.cluster_role_rules(), ("cluster/admission",)),
         (admission_rules.role_rules("name"), ("cluster/admission",)),

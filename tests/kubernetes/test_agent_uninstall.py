@@ -4,7 +4,8 @@ import asyncio
 
 from tests.kubernetes.api_server import serving
 
-from aimgpu.kubernetes.cluster.uninstall import forget_nodes, forget_templates
+from aimgpu.kubernetes.cluster.uninstall import forget_all, forget_nodes, forget_templates
+from aimgpu.kubernetes.vocabulary.names import GATE
 
 NODES, GPU_NODES = "/api/v1/nodes", "/apis/aim.amd.com/v1alpha1/gpunodes"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -68,5 +69,18 @@ def test_claim_templates_of_admission_go_in_every_namespace_and_those_of_users_s
             assert all(api.find(f"{path}/own") for path in paths)
             api.fault = lambda _method, path: 404 if "resourceclaimtemplates" in path else None  # a server without the kind
             await forget_templates(client)
+
+    asyncio.run(main())
+
+
+def test_pods_that_wait_to_be_placed_are_let_go_and_other_gates_stay() -> None:
+    async def main() -> None:
+        async with serving() as (api, client):
+            path, hold = "/api/v1/namespaces/a/pods", {"name": "test/hold"}
+            for name, gates in (("ours", [{"name": GATE}]), ("both", [{"name": GATE}, hold]), ("other", [hold])):
+                api.put(path, {"metadata": {"name": name, "namespace": "a", "uid": name}, "spec": {"schedulingGates": gates}})
+            await forget_all(client)
+            specs = {name: (api.find(f"{path}/{name}") or {})["spec"] for name in ("ours", "both", "other")}
+            assert specs == {"ours": {}, "both": {"schedulingGates": [hold]}, "other": {"schedulingGates": [hold]}}
 
     asyncio.run(main())

@@ -1,4 +1,7 @@
-"""``python -m aimgpu.kubernetes.cluster.uninstall``: take away what agents and admission wrote, when the chart is removed."""
+"""``python -m aimgpu.kubernetes.cluster.uninstall``: take away what agents and admission wrote, when the chart is removed.
+
+Pods that wait to be placed are let go: nobody is left who would place them.
+"""
 
 import asyncio
 import contextlib
@@ -12,6 +15,7 @@ from aimgpu.kubernetes.api.client import Client, Object
 from aimgpu.kubernetes.api.program import run_program
 from aimgpu.kubernetes.api.resources import CLAIM_TEMPLATES, NODES, RESOURCE_SLICES
 from aimgpu.kubernetes.cluster.operator.node_views import MANAGER, let_go, node_change, view_node, with_node
+from aimgpu.kubernetes.cluster.placer.ungating import ungate_pods
 from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES
 from aimgpu.kubernetes.vocabulary.names import DRIVER, GROUP, LABEL_MANAGED, LABEL_PLAN, MANAGED_BY, NODE_LABELS
 
@@ -83,17 +87,18 @@ async def _each(items: Sequence[Object], work: Callable[[Object], Awaitable[None
 def uninstall_rules() -> list[dict[str, Any]]:
     """What that needs in the API."""
     return [
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "patch"]},
+        {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "patch"]},
         {"apiGroups": [GROUP], "resources": ["gpunodes"], "verbs": ["deletecollection"]},
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["deletecollection"]},
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaimtemplates"], "verbs": ["list", "delete"]},
     ]
 
 
-async def _forget(client: Client) -> None:
+async def forget_all(client: Client) -> None:
     await forget_nodes(client)
     await forget_templates(client)
+    await ungate_pods(client)
 
 
 if __name__ == "__main__":
-    sys.exit(run_program(lambda client: asyncio.ensure_future(_forget(client))))
+    sys.exit(run_program(lambda client: asyncio.ensure_future(forget_all(client))))

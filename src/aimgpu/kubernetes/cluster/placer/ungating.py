@@ -15,7 +15,7 @@ async def ungate_pods(client: Client, namespace: str | None = None) -> list[Key]
     pods, _ = await client.list(PODS, namespace, keep=is_gated)
     for pod in pods:
         gates = [gate for gate in pod["spec"]["schedulingGates"] if gate["name"] != GATE]
-        metadata = {"uid": pod["metadata"]["uid"], "annotations": {UNHINTED: "ungated by hand"}}
+        metadata = {"uid": pod["metadata"]["uid"], "annotations": {UNHINTED: "let go: no operator places it"}}
         with contextlib.suppress(NotFoundInCluster, ClusterConflict):  # gone, or changed: what is left shows in the next call
             body = {"metadata": metadata, "spec": {"schedulingGates": gates or None}}
             await client.patch(PODS, pod["metadata"]["name"], body, pod["metadata"]["namespace"])

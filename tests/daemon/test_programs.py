@@ -1,5 +1,6 @@
 """`aimgpu exec` with real processes, on a software GPU: the program is its caller's, the grant is the daemon's."""
 
+import asyncio
 import fcntl
 import json
 import os
@@ -8,18 +9,36 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.daemon.running import PATIENCE_SECONDS, ROOT, TestDaemon, wait_for
 
-from aimgpu.daemon.programs import started_instance
-from aimgpu.domain import Ask, Deployment, Instance, InstanceState, Whole
-from aimgpu.errors import EngineFailed, UnknownDeployment
-from aimgpu.procfs import read_process
+from aimgpu.cli.client import DaemonClient
+from aimgpu.control.controller import ApplyResult, Controller
+from aimgpu.control.events import Emit, Event, EventKind, ignore
+from aimgpu.control.plan.steps import Plan
+from aimgpu.daemon.programs import ProgramLine, started_instance, watch_programs
+from aimgpu.domain import (
+    Ask,
+    Deployment,
+    EngineOverrides,
+    Instance,
+    InstanceState,
+    ProcessIdentity,
+    Refusal,
+    UserProgram,
+    Whole,
+)
+from aimgpu.engines.launchers.registry import identify
+from aimgpu.errors import Conflict, EngineFailed, UnknownDeployment
+from aimgpu.home import Home
+from aimgpu.procfs import is_running, read_process
 from aimgpu.units import GIB
 
 TENANT = str(ROOT / "examples/gpu_memory.py")
@@ -188,6 +207,7 @@ def test_what_does_not_fit_is_refused_with_the_reason_of_each_gpu(stage: Stage) 
         ("--memory lots", "true", "lots"),
         ("--memory 1GiB --fraction 0.5", "true", "both"),
         ("--memory 1GiB --env A=1", "true", "--detach"),
+        ("--memory 1GiB --detach --env HF_TOKEN=1", "true", "from_file"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_granted(stage: Stage, options: str, program: str, says: str) -> None:
@@ -338,6 +358,162 @@ def test_one_that_is_released_while_it_starts_is_no_grant(state: InstanceState |
     )
     with pytest.raises(EngineFailed, match="a was not started"):
         started_instance(Deployment(name="a", model="a", ask=ask), [] if state is None else [instance])
+
+
+class Room:
+    """A controller whose answers are written here."""
+
+    def __init__(self, *refusals: Refusal) -> None:
+        self.changes = SimpleNamespace(version=0, wait=lambda seen, _: seen, notify=lambda: None)
+        self.refusals = refusals
+        self.known: list[Deployment] = []
+        self.released: list[str] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def deployments(self) -> tuple[Deployment, ...]:
+        return tuple(self.known)
+
+    def instances(self) -> tuple[Instance, ...]:
+        return ()
+
+    def apply(self, deployments: Sequence[Deployment], *, emit: Emit) -> ApplyResult:
+        del emit
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        (one,) = deployments
+        return ApplyResult(
+            plan=Plan(operation="apply", refusals=self.refusals), instances=() if self.refusals else (ready(one.name),)
+        )
+
+    def release(self, names: Sequence[str]) -> None:
+        self.released += names
+
+
+def ready(name: str) -> Instance:
+    state = InstanceState.READY
+    return Instance(id=name, deployment=name, replica=0, model=name, engine="program", launcher="process", state=state)
+
+
+def wanted(name: str) -> Deployment:
+    program = UserProgram(argv=("true",))
+    return Deployment(name=name, model=name, ask=Ask(name=name, want=Whole()), overrides=EngineOverrides(program=program))
+
+
+def ourselves() -> ProcessIdentity:
+    found = read_process(os.getpid())
+    assert found is not None
+    return identify(found)
+
+
+def line_of(room: Room, folder: Path) -> ProgramLine:
+    return ProgramLine(cast("Controller", room), folder)
+
+
+def ask(line: ProgramLine, name: str, wait_seconds: float = 0.0) -> list[Event]:
+    told: list[Event] = []
+    line.run(wanted(name), wait_seconds, told.append, named=True, asker=ourselves())
+    return told
+
+
+def test_one_that_is_only_being_started_is_ahead_of_nobody(tmp_path: Path) -> None:
+    room = Room()
+    line, seen = line_of(room, tmp_path), list[Event]()
+    room.meanwhile = lambda: seen.extend(ask(line, "second"))
+    assert [event.kind for event in ask(line, "first")] == [EventKind.GRANTED]
+    assert [event.deployment for event in seen] == ["second"]
+
+
+def test_one_that_waits_takes_no_name_that_was_applied_meanwhile(tmp_path: Path) -> None:
+    room = Room(Refusal(ask="a", summary="full", reasons=()))
+    room.meanwhile = lambda: room.known.append(replace(wanted("a"), overrides=EngineOverrides()))
+    with pytest.raises(Conflict, match="runs already"):
+        ask(line_of(room, tmp_path), "a", 60.0)
+    assert room.released == []
+
+
+def test_one_that_waits_leaves_the_line_with_the_process_that_asked(tmp_path: Path) -> None:
+    room = Room(Refusal(ask="a", summary="full", reasons=()))
+    line = line_of(room, tmp_path)
+    gone = replace(ourselves(), start_ticks=0)
+    with pytest.raises(EngineFailed, match="its caller ended"):
+        line.run(wanted("a"), 10**9, ignore, named=True, asker=gone)
+    assert line.asking() == frozenset()
+
+
+def test_ends_are_watched_on_after_a_look_that_failed(tmp_path: Path) -> None:
+    room, looks = Room(), list[int]()
+
+    def instances() -> tuple[Instance, ...]:
+        looks.append(1)
+        if len(looks) == 1:
+            raise RuntimeError("can't start new thread")
+        return ()
+
+    room.instances = instances  # type: ignore[method-assign]
+
+    async def watch() -> None:
+        reconciled = asyncio.Event()
+        reconciled.set()
+        task = asyncio.create_task(watch_programs(cast("Controller", room), line_of(room, tmp_path), reconciled))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(looks) < 2 and not task.done():  # noqa: ASYNC110 - looks come from threads
+                await asyncio.sleep(0.05)
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(watch())
+
+
+def test_words_and_variables_reach_a_detached_program_as_they_are(stage: Stage) -> None:
+    out = stage.daemon.home.path / "words.json"
+    script = f"import json, os, sys; json.dump([sys.argv[1:], os.environ['MINE']], open({str(out)!r}, 'w'))"
+    words = ["", "g++", " two  words ", "- a: {b}", *["x"] * 300]
+    code, _, err = stage.finished("--memory 1GiB --detach --env MINE= --name words", sys.executable, "-c", script, *words)
+    assert code == 0, err
+    assert wait_for(lambda: stage.found("words", "ended"), "it ended")["end"]["exit_code"] == 0
+    assert json.loads(out.read_text()) == [words, ""]
+
+
+def test_no_model_makes_room_by_ending_a_program(stage: Stage) -> None:
+    process = stage.exec("--memory 150GiB --priority low --name stays", "sleep", "300")
+    stage.running("stays")
+    urgent = {"command": "true", "gpu": {"memory": "150GiB"}, "priority": "high"}
+    events = list(stage.client.apply(json.dumps({"programs": {"urgent": urgent}}), "/", make_room=True))
+    assert events[0]["steps"] == []
+    assert events[0]["refusals"]
+    assert process.poll() is None
+    assert stage.running("stays")
+
+
+def test_a_daemon_that_exec_started_outlives_its_program(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    environment = {
+        **os.environ,
+        "AIMGPU_HOME": str(tmp_path),
+        "AIMGPU_PORT": "0",
+        "AIMGPU_CACHE": str(Path.home() / ".cache" / "aimgpu"),
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    command = [sys.executable, "-m", "aimgpu", "exec", "--software", "MI300X", "--memory", "1GiB", "--name", "a"]
+    process = subprocess.Popen([*command, "--", "sleep", "300"], env=environment)
+    try:
+        record = wait_for(home.read_daemon, "the daemon runs")
+        client = DaemonClient(record.url, home.read_token())
+        wait_for(lambda: [one for one in client.read_status()["instances"] if one["state"] == "ready"], "the program runs")
+        daemon = read_process(record.pid)
+        assert daemon is not None
+        assert daemon.parent_pid != process.pid
+        client.release(["a"])
+        assert process.wait(PATIENCE_SECONDS) == -signal.SIGTERM
+        assert client.read_status()["instances"] == []
+        client.stop()
+        wait_for(lambda: not is_running(record), "the daemon is gone")
+    finally:
+        process.kill()
+        process.wait()
+        if (left := home.read_daemon()) is not None:
+            kill(left.pid)
 
 
 @pytest.mark.parametrize(

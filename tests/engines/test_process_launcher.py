@@ -14,6 +14,7 @@ from tests.programs.engine import ScriptedEngine
 from aimgpu import procfs
 from aimgpu.domain import ProcessIdentity
 from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.engines.launchers.registry import identify
 from aimgpu.engines.protocols import Command, HealthState, LaunchRequest
 from aimgpu.errors import Conflict, EngineFailed, EngineUnavailable, InvalidInput
 
@@ -279,3 +280,40 @@ def test_the_log_of_a_restart_does_not_hide_the_one_before(
     assert launcher.last_lines(request.run_directory) == ("second",)
     assert (request.run_directory / "engine.log.1").read_text() == "first\n"
     assert launcher.last_lines(request.run_directory / "nowhere") == ()
+
+
+_BELOW_A_PROGRAM = """
+import os, pathlib, subprocess, sys
+from aimgpu import procfs
+from aimgpu.engines.launchers.process import ProcessLauncher
+from aimgpu.engines.launchers.registry import identify
+os.setsid()
+engine = subprocess.Popen(["sleep", "300"])
+ProcessLauncher(pathlib.Path(sys.argv[1])).stop(identify(procfs.read_process(os.getppid())), grace_seconds=60)
+print(engine.poll())
+engine.kill()
+engine.wait()
+"""
+
+
+def test_a_program_that_started_the_daemon_ends_without_its_engines(tmp_path: Path) -> None:
+    words = ["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", _BELOW_A_PROGRAM, str(tmp_path)]
+    program = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    out, _ = program.communicate(timeout=120)
+    assert out == "None\n"
+    assert program.returncode == -signal.SIGTERM
+
+
+def test_a_hand_over_that_fails_leaves_its_caller_alone(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    caller = subprocess.Popen(["sleep", "300"])
+    try:
+        found = procfs.read_process(caller.pid)
+        assert found is not None
+        command = Command(argv=("sleep", "300"), process=identify(found), control_group=tmp_path / "no-such-group")
+        with pytest.raises(EngineFailed, match="no-such-group"):
+            launcher.start("a-0", command, tmp_path)
+        assert launcher.find_started() == {}
+        assert caller.poll() is None
+    finally:
+        caller.kill()
+        caller.wait()

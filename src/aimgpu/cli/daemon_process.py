@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,10 @@ _START_SECONDS = 120.0
 _STOP_SECONDS = 120.0
 _POLL_SECONDS = 0.02
 _SHOWN_LINES = 20
+_MARK = "AIMGPU_INSTANCE"  # in the environment of every program that has a grant
+_TENANTS = re.compile(  # what such a program is given
+    rf"{_MARK}|AIMGPU_(REGION|TENANT|FAIL|GATE_ALLOWANCE|SOFTWARE_GPU)|LD_PRELOAD|HSA_CU_MASK|CUDA_MPS_.*|.*_VISIBLE_DEVICES"
+)
 _LARGEST_LOG_BYTES = 10 * MIB
 
 
@@ -92,7 +97,8 @@ class RunningDaemon:
 def start_daemon(home: Home, options: DaemonOptions) -> RunningDaemon:
     """Start it in a session of its own, so that Ctrl-C reaches us and not it; returns once it answers."""
     home.create()
-    plain, secrets = split_secrets(os.environ)
+    inside = _MARK in os.environ  # a program of a daemon: this one is no part of it, and sees every GPU
+    plain, secrets = split_secrets({k: v for k, v in os.environ.items() if not (inside and _TENANTS.fullmatch(k))})
     process: subprocess.Popen[bytes] | None = None
     try:
         with _open_log(home.log_file) as log:

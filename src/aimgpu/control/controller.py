@@ -342,8 +342,10 @@ class Controller:
         slow = [one for one in looked if self._lifecycle.is_due(one) or not self._lifecycle.is_running(one)]
         reasons = side_by_side([partial(self._lifecycle.check_alive, one, emit) for one in slow], "check", self._effects)
         lost = dict.fromkeys(one.deployment for one, reason in zip(slow, reasons, strict=True) if reason is not None)
-        self._release_unwanted(emit)
-        self._converge(emit, wait=wait)
+        try:
+            self._release_unwanted(emit)
+        finally:
+            self._converge(emit, wait=wait)
         return tuple(lost)
 
     def leave(self) -> None:

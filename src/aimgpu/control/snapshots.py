@@ -146,10 +146,10 @@ def _device_state(
 
 
 def _running(dependencies: Dependencies) -> dict[str, Ask]:
-    """What sleeps in place is left out: it is unloaded where it is in the way, never moved."""
-    wanted = {deployment.name: deployment for deployment in dependencies.ledger.deployments()}
+    """What sleeps in place is left out: it is unloaded where it is in the way, never moved. Programs stay: they cannot wake."""
+    wanted = {deployment.name: deployment.present_ask for deployment in dependencies.ledger.deployments()}
     return {
-        instance.id: wanted[instance.deployment].present_ask
+        instance.id: replace(wanted[instance.deployment], pinned=True) if instance.is_program else wanted[instance.deployment]
         for instance in dependencies.ledger.instances()
         if instance.grants and instance.deployment in wanted and not instance.sleeps_in_place
     }
@@ -174,5 +174,5 @@ def process_owners_of(effects: Effects, roots: Mapping[int, str]) -> dict[int, s
             pid = family.pop()
             if pid not in owners:
                 owners[pid] = instance_id
-                family += children.get(pid, ())
+                family += (child for child in children.get(pid, ()) if child != os.getpid())  # a program may have started us
     return owners

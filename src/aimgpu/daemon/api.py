@@ -131,21 +131,29 @@ class _Api:
         self._check_token(request)
         body = await read_json(request, most_bytes=_LARGEST_BODY)
         text, base, named = body.get("stack"), body.get("base_directory"), body.get("named", False)
-        caller, wait_seconds = body.get("caller"), body.get("wait_seconds", 0)
-        if not (isinstance(text, str) and isinstance(base, str) and isinstance(named, bool)):
-            raise InvalidInput("exec needs {stack: text, base_directory: path, named: bool}")
+        argv, environment = body.get("argv"), body.get("environment", {})
+        detach, wait_seconds = body.get("detach", False), body.get("wait_seconds", 0)
+        if not (isinstance(text, str) and isinstance(base, str) and isinstance(named, bool) and isinstance(detach, bool)):
+            raise InvalidInput("exec needs {stack: text, base_directory: path, named: bool, detach: bool}")
+        if not (isinstance(argv, list) and argv and argv[0] and all(map(_is_word, argv))):
+            raise InvalidInput("argv is a list of words, of which the first names a program")
+        if not isinstance(environment, dict) or not all(
+            name and "=" not in name and _is_word(name) and _is_word(value) for name, value in environment.items()
+        ):
+            raise InvalidInput("environment is {NAME: text}")
         if not isinstance(wait_seconds, int | float) or not 0 <= wait_seconds <= _LONGEST_WAIT_SECONDS:
             raise InvalidInput(f"wait_seconds is no number from 0 to {_LONGEST_WAIT_SECONDS}")
-        process = decode(ProcessIdentity, caller, "caller") if caller is not None else None
+        asker = decode(ProcessIdentity, body.get("asker"), "asker")
         stack = parse_stack(text, source="exec", base_directory=Path(base))
         self._parts.check_gpus(stack)
         program = stack.deployments[0].overrides.program if len(stack.deployments) == 1 else None
         if program is None:
             raise InvalidInput("exec takes one program")
         await self._parts.reconciled.wait()
-        overrides = replace(stack.deployments[0].overrides, program=replace(program, caller=process))
+        program = replace(program, argv=tuple(argv), caller=None if detach else asker)
+        overrides = replace(stack.deployments[0].overrides, program=program, environment=tuple(environment.items()))
         deployment = replace(stack.deployments[0], overrides=overrides)
-        return _event_stream(lambda emit: self._parts.line.run(deployment, wait_seconds, emit, named=named))
+        return _event_stream(lambda emit: self._parts.line.run(deployment, wait_seconds, emit, named=named, asker=asker))
 
     def _change_queue(self, settings: QueueSettings, emit: Emit, *, dry_run: bool) -> None:
         if settings == self._parts.queue.read():
@@ -264,3 +272,8 @@ def _whole(text: str, name: str, most: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > len(str(most)) or int(text) > most:
         raise InvalidInput(f"{name}={text[:20]!r} is no whole number up to {most}")
     return int(text)
+
+
+def _is_word(value: object) -> bool:
+    """Whether a process can be given it."""
+    return isinstance(value, str) and "\0" not in value

@@ -292,8 +292,7 @@ class _Daemon:
         await parts.page.close()
         for task in background:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])  # raises nothing that the task did
         parts.controller.leave()  # a wake that hangs would hold up the activator
         await asyncio.to_thread(parts.activator.close)
         await asyncio.to_thread(parts.routes.stop)

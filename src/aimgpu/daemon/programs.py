@@ -30,10 +30,11 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Place:
     deployment: Deployment
     order: tuple[int, int]  # priority, then age
+    refused: bool = False  # at least once; else it may only be starting
 
 
 class ProgramLine:
@@ -51,32 +52,36 @@ class ProgramLine:
         with self._lock:
             return frozenset(self._places)
 
-    def run(self, deployment: Deployment, wait_seconds: float, emit: Emit, *, named: bool) -> None:
-        """Returns once it runs. `named`: by its user, so that it gets no other name where this one is taken."""
+    def run(self, deployment: Deployment, wait_seconds: float, emit: Emit, *, named: bool, asker: ProcessIdentity) -> None:
+        """Returns once it runs; raises where `asker` ends first. `named`: by its user, so it gets no other name instead."""
         with self._in_line(deployment, named=named) as place:
-            try:
-                started = self._place(place, wait_seconds, emit)
-            except BaseException:
-                self._forget(place.deployment)
-                raise
+            started = self._place(place, wait_seconds, emit, asker)
             if started is not None:
                 emit(_granted(self._runs, started))
 
-    def _place(self, place: _Place, wait_seconds: float, emit: Emit) -> Instance | None:
+    def _place(self, place: _Place, wait_seconds: float, emit: Emit, asker: ProcessIdentity) -> Instance | None:
         """Its instance; None where there is no room, which `emit` was told."""
         deployment, deadline = place.deployment, time.monotonic() + wait_seconds
         told = None
         while True:
-            _check_caller(deployment)
+            if not procfs.is_running(asker):
+                raise EngineFailed(f"{deployment.name}: its caller ended before it got its grant")
             seen = self._controller.changes.version
-            ahead = self._ahead_of(place)
+            ahead = self._ahead_of(place, waits=time.monotonic() < deadline)
             reason = f"{ahead} of its priority or above {'waits' if ahead == 1 else 'wait'} for room before it"
             refused: list[Event] = []
             if not ahead:
                 events: list[Event] = []
-                result = self._controller.apply([deployment], emit=events.append)
-                if not result.plan.refusals:
-                    return started_instance(deployment, result.instances)
+                if any(one.name == deployment.name for one in self._controller.deployments()):  # applied meanwhile
+                    raise _taken(deployment)
+                try:
+                    result = self._controller.apply([deployment], emit=events.append)
+                    if not result.plan.refusals:
+                        return started_instance(deployment, result.instances)
+                except BaseException:
+                    self._forget(deployment)
+                    raise
+                place.refused = True
                 refused = [event for event in events if event.kind is EventKind.PLAN]
                 reason = "; ".join(refusal.summary for refusal in result.plan.refusals)
             left = deadline - time.monotonic()
@@ -93,19 +98,22 @@ class ProgramLine:
 
     def _forget(self, deployment: Deployment) -> None:
         """What did not start is not wanted any more: nobody waits for it."""
-        with suppress(UnknownDeployment):
-            self._controller.release([deployment.name])
+        program = deployment.overrides.program
+        if any(one.name == deployment.name and one.overrides.program == program for one in self._controller.deployments()):
+            with suppress(UnknownDeployment):
+                self._controller.release([deployment.name])
 
-    def _ahead_of(self, place: _Place) -> int:
+    def _ahead_of(self, place: _Place, *, waits: bool) -> int:
+        """Those before it in line. One that does not wait stands back only behind those that were refused."""
         with self._lock:
-            return sum(other.order < place.order for other in self._places.values())
+            return sum(other.order < place.order and (waits or other.refused) for other in self._places.values())
 
     @contextmanager
     def _in_line(self, deployment: Deployment, *, named: bool) -> Iterator[_Place]:
         with self._lock:
             taken = {*self._places, *(one.name for one in self._controller.deployments())}
             if named and deployment.name in taken:
-                raise Conflict(f"{deployment.name!r} runs already", hint="Choose another with --name.")
+                raise _taken(deployment)
             deployment = _named(deployment, taken)
             place = _Place(deployment=deployment, order=(-deployment.ask.priority.rank, next(self._tickets)))
             self._places[deployment.name] = place
@@ -128,17 +136,15 @@ def started_instance(deployment: Deployment, instances: Sequence[Instance]) -> I
     return instances[0]
 
 
+def _taken(deployment: Deployment) -> Conflict:
+    return Conflict(f"{deployment.name!r} runs already", hint="Choose another with --name.")
+
+
 def _named(deployment: Deployment, taken: set[str]) -> Deployment:
     """With a number where the name is taken."""
     names = itertools.chain([deployment.name], (f"{deployment.name}-{number}" for number in itertools.count(2)))
     name = next(name for name in names if name not in taken)
     return replace(deployment, name=name, model=name, ask=replace(deployment.ask, name=name, deployment=name))
-
-
-def _check_caller(deployment: Deployment) -> None:
-    program = deployment.overrides.program
-    if program is not None and program.caller is not None and not procfs.is_running(program.caller):
-        raise EngineFailed(f"{deployment.name}: its caller ended before it got its grant")
 
 
 def _granted(runs: Path, instance: Instance) -> Event:
@@ -166,13 +172,16 @@ async def watch_programs(controller: Controller, line: ProgramLine, reconciled: 
     seen = -1
     try:
         while True:
-            running = _running(controller)
-            for process, name in running.items():
-                if process not in watched and (descriptor := _open(process)) is not None:
-                    watched[process] = descriptor
-                    loop.add_reader(descriptor, ended, process, name)
-            for name in await loop.run_in_executor(thread, _left_over, controller, line.asking()):
-                _in_thread(controller, name)
+            try:
+                for process, name in _running(controller).items():
+                    if process not in watched and (descriptor := _open(process)) is not None:
+                        watched[process] = descriptor
+                        loop.add_reader(descriptor, ended, process, name)
+                for name in await loop.run_in_executor(thread, _left_over, controller, line.asking()):
+                    _in_thread(controller, name)
+            except (AimGpuError, OSError, RuntimeError):  # no thread or no file left to open: there may be at the next look
+                log.exception("programs.not_looked_at")
+                await asyncio.sleep(_LOOK_SECONDS)
             seen = await loop.run_in_executor(thread, controller.changes.wait, seen, _LOOK_SECONDS)
     finally:
         for descriptor in watched.values():

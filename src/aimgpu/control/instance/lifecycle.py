@@ -237,7 +237,7 @@ class Lifecycle:
         end = note_run(self._dependencies, instance)
         if is_started_again(deployment, end):
             trouble = describe_end(end)
-            self._recorder.fail(instance, trouble, emit)
+            self._recorder.fail(instance, trouble, emit, counts=end.exit_code != 0)
             return trouble
         self._recorder.finish(instance, end, emit)
         return None

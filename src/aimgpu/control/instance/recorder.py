@@ -61,10 +61,10 @@ class InstanceRecorder:
             self._dependencies.isolator.release(grant)
         self._dependencies.ledger.release(instance.id, keep=keep, retry=retry)
 
-    def fail(self, instance: Instance, reason: str, emit: Emit, *, gives_up: bool = False) -> Instance:
+    def fail(self, instance: Instance, reason: str, emit: Emit, *, gives_up: bool = False, counts: bool = True) -> Instance:
         """Stopped, its grant freed, and shown with its last lines; when it is tried again is recorded in the same write.
 
-        `gives_up`: not before it is applied again.
+        `gives_up`: not before it is applied again. `counts`: with those before it; else it is tried again without end.
         """
         lines = self.launcher_of(instance).last_lines(self._dependencies.runs / instance.id)
         keep_failed_log(self._dependencies.runs, instance, lines)
@@ -73,7 +73,7 @@ class InstanceRecorder:
         def make_retry(known: Retry | None) -> Retry:
             effects = self._dependencies.effects
             told = Retry(deployment=instance.deployment, reason=reason, last_failure_ms=effects.wall_ms())
-            return note_failed(known, told, self._dependencies.timing, effects.jitter(), gives_up=gives_up)
+            return note_failed(known if counts else None, told, self._dependencies.timing, effects.jitter(), gives_up=gives_up)
 
         return self._end(failed, instance, emit, make_retry)
 

@@ -115,9 +115,13 @@ class ProcessLauncher:
                 raise EngineFailed("its caller ended before it got its grant")
             started = StartedProcess(instance_id=instance_id, process=process, run_directory=run_directory.resolve())
             self._registry.write(started)
-            if command.control_group is not None:
-                _join(command.control_group, process.pid)
-            write_private(run_directory / ENVIRONMENT_NAME, json.dumps(marked))
+            try:
+                if command.control_group is not None:
+                    _join(command.control_group, process.pid)
+                write_private(run_directory / ENVIRONMENT_NAME, json.dumps(marked))
+            except BaseException:  # it goes on to say why: nothing may end it as an instance
+                self._registry.remove(instance_id)
+                raise
         return process
 
     def start_otherwise(self, process: ProcessIdentity) -> bool:
@@ -254,7 +258,7 @@ class ProcessLauncher:
             for member in members:
                 if (handle := _open_handle(member)) is not None:
                     _keep(descriptors, handle)
-                    with contextlib.suppress(ProcessLookupError):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):  # of another user, as below sudo
                         signal.pidfd_send_signal(handle, number)
                     watched.register(handle, select.POLLIN)
                     waiting.add(handle)
@@ -281,13 +285,13 @@ class ProcessLauncher:
         everything = self._processes.read()
         main = everything.get(started.process.pid)
         alive = main is not None and identify(main) == started.process
-        members = {pid for pid in everything if self._belongs(everything[pid], started, alive=alive)}
+        others = {os.getpid()}  # a program may have started this daemon: its engines are not the program's
+        members = {pid for pid in everything if self._belongs(everything[pid], started, alive=alive)} - others
         grown = True
         while grown:
-            children = {pid for pid, one in everything.items() if one.parent_pid in members} - members
+            children = {pid for pid, one in everything.items() if one.parent_pid in members} - members - others
             members |= children
             grown = bool(children)
-        members.discard(os.getpid())
         return sorted((everything[pid] for pid in members), key=lambda one: (one.start_ticks, one.pid))
 
     def _belongs(self, process: procfs.ProcessEntry, started: StartedProcess, *, alive: bool) -> bool:

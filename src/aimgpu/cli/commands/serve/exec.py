@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -17,6 +18,7 @@ from aimgpu.cli.client import DaemonClient, error_from_json
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.errors import AimGpuError, Conflict, DaemonUnreachable, EngineFailed, InvalidInput
 from aimgpu.home import Home, find_home
+from aimgpu.secret_variables import split_secrets
 from aimgpu.units import parse_duration_ms
 
 _JOINED = {"LD_LIBRARY_PATH", "LD_PRELOAD"}  # ours first, then the caller's
@@ -27,6 +29,7 @@ _FOR_EVER_SECONDS = 10**9
 _NOT_STARTED = 126  # as shells report a program that cannot be run
 _MARK = "AIMGPU_INSTANCE"  # in the environment of every program that has a grant
 _WINNER_SECONDS = 30.0
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +114,12 @@ def _request(command: tuple[str, ...], asked: ExecOptions) -> dict[str, Any]:
         )
     gpu = {**share, "devices": asked.devices, "compute": asked.compute}
     fields = {
-        "command": list(command),
+        "command": "program",  # stands for the words below, which are no YAML
         "gpu": {key: value for key, value in gpu.items() if value is not None},
         "priority": asked.priority,
         "isolation": asked.isolation,
-        "env": _environment_to_give(asked.env) if asked.detach else None,
     }
-    name = asked.name or Path(command[0]).name.lstrip("._-")[:50] or "program"
+    name = asked.name or _UNNAMEABLE.sub("-", Path(command[0]).name).strip("._-")[:50] or "program"
     stack: dict[str, Any] = {"programs": {name: {key: value for key, value in fields.items() if value is not None}}}
     if asked.software is not None:
         stack["gpus"] = {"software": asked.software}
@@ -128,7 +130,10 @@ def _request(command: tuple[str, ...], asked: ExecOptions) -> dict[str, Any]:
         "stack": json.dumps(stack),
         "base_directory": str(Path.cwd()),
         "named": asked.name is not None,
-        "caller": None if asked.detach else _this_process(),
+        "argv": list(command),
+        "environment": _environment_to_give(asked.env) if asked.detach else {},
+        "asker": _this_process(),
+        "detach": asked.detach,
         "wait_seconds": wait,
     }
 
@@ -139,11 +144,15 @@ def _this_process() -> dict[str, Any]:
 
 
 def _environment_to_give(names: tuple[str, ...]) -> dict[str, str]:
-    given = {name: value for name, value in os.environ.items() if name in _GIVEN or name.startswith(_GIVEN_PREFIXES)}
+    plain, _ = split_secrets(os.environ)
+    given = {name: value for name, value in plain.items() if name in _GIVEN or name.startswith(_GIVEN_PREFIXES)}
     for item in names:
         name, equals, value = item.partition("=")
         if not equals and name not in os.environ:
             raise InvalidInput(f"--env {name}: there is no such variable", hint=f"For example --env {name}=VALUE.")
+        if name not in split_secrets({name: ""})[0]:
+            hint = f"In a stack file: programs, env: {{{name}: {{from_file: PATH}}}}; then `aimgpu up`."
+            raise InvalidInput(f"--env {name}: the daemon would keep this secret in clear", hint=hint)
         given[name] = value if equals else os.environ[name]
     return given
 
@@ -153,19 +162,46 @@ def _find_daemon(home: Home, asked: ExecOptions) -> DaemonClient:
     record = home.read_daemon()
     if record is not None:
         return DaemonClient(record.url, home.read_token())
-    from aimgpu.cli.daemon_process import DaemonOptions, start_daemon, wait_for_daemon  # noqa: PLC0415 -- seldom, and slow
+    from aimgpu.cli.daemon_process import wait_for_daemon  # noqa: PLC0415 -- seldom, and slow
 
-    port = int(os.environ.get("AIMGPU_PORT", "8080"))
     try:
-        daemon = start_daemon(home, DaemonOptions(port=port, simulate=asked.software, software=asked.software is not None))
+        _start_apart(home, asked.software)
+        record = home.read_daemon()
     except Conflict:  # another command was faster, or another program has the port
-        winner = wait_for_daemon(home, _WINNER_SECONDS)
-        if winner is None:
+        record = wait_for_daemon(home, _WINNER_SECONDS)
+        if record is None:
             raise
-        return DaemonClient(winner.url, home.read_token())
-    daemon.keep()
-    click.echo(f"Started a daemon (pid {daemon.record.pid}); `aimgpu down` ends it.", err=True)
-    return daemon.client
+    else:
+        if record is None:
+            raise DaemonUnreachable("the daemon ended at once", hint=f"Its log is {home.log_file}.")
+        click.echo(f"Started a daemon (pid {record.pid}); `aimgpu down` ends it.", err=True)
+    return DaemonClient(record.url, home.read_token())
+
+
+def _start_apart(home: Home, software: str | None) -> None:
+    """From a process that ends, so that the daemon is no child of the program which this one becomes."""
+    from aimgpu.cli.daemon_process import DaemonOptions, start_daemon  # noqa: PLC0415 -- seldom, and slow
+
+    options = DaemonOptions(port=int(os.environ.get("AIMGPU_PORT", "8080")), simulate=software, software=software is not None)
+    answers, answer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said: dict[str, Any] = {}
+        try:
+            start_daemon(home, options).keep()
+        except AimGpuError as error:
+            said = error.to_json()
+        except BaseException as error:  # noqa: BLE001 -- nothing of the command runs on here
+            said = EngineFailed(f"the daemon was not started: {error!r}").to_json()
+        finally:
+            os.write(answer, json.dumps(said).encode())
+            os._exit(0)
+    os.close(answer)
+    with os.fdopen(answers, "rb") as stream:
+        told = json.loads(stream.read() or b"{}")
+    os.waitpid(child, 0)
+    if told:
+        raise error_from_json(told)
 
 
 def _ask(client: DaemonClient, body: Mapping[str, Any], asked: ExecOptions) -> Mapping[str, Any]:

@@ -199,9 +199,12 @@ def test_an_error_of_ours_in_planning_together_reaches_those_that_wait(loop: Loo
         raise RuntimeError("a fault of ours")
 
     loop.place_together = fail  # type: ignore[assignment]
+    first = Later(lambda: loop.place(lambda _: 1))  # what comes while the GPUs are read for it is placed on the next reading
+    wait_for(lambda: len(gpus.readings) == 1)
     callers = [Later(lambda: loop.place(lambda _: 1, restart("chat", Priority.LOW))) for _ in range(2)]
-    wait_for(lambda: len(loop._placings) == 2)
+    wait_for(lambda: len(loop._placings) == 3)
     gpus.may_end.release(2)
+    assert first.result() == 1
     for one in callers:
         with pytest.raises(RuntimeError, match="a fault of ours"):
             one.result()

@@ -1,6 +1,5 @@
 """Streams, contexts, captures and threads, as programs use them: the gate keeps its bounds and disturbs none of them."""
 
-import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -111,7 +110,8 @@ def test_one_launch_of_a_tenant_passes_per_bound_whatever_the_number_of_threads(
     assert use(rig, "hog").overruns == 16
     entries = log(rig, hog.pid, other.pid)[3:]
     assert len(entries) == 16
-    assert min(later.at - earlier.at for earlier, later in itertools.pairwise(entries)) > 50 * MILLISECOND
+    # Of all together: a thread that was let go may be kept from the processor until the next one is let go too.
+    assert entries[-1].at - entries[0].at > 12 * 100 * MILLISECOND
 
 
 def test_threads_wait_at_the_same_time(rig: Any, pair: tuple[Puppet, Puppet]) -> None:

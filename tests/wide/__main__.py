@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -21,6 +22,7 @@ from tests.wide.mutants import ROOMS
 from tests.wide.records import ROOT, Recorder
 from tools import package_flags
 
+_REQUESTS = 50_000
 _COUNTS = ("tests", "failures", "errors", "skipped")
 
 
@@ -63,6 +65,12 @@ PARTS = {
         arguments=("-m", "hypothesis"),
         variables=lambda: {"AIMGPU_FUZZ": os.environ.get("TIMES", "50")},
         versions=lambda: {"times": os.environ.get("TIMES", "50")},
+    ),
+    "h11": Part(
+        says=f"{_REQUESTS} mutated requests, read as h11 reads them or refused",
+        arguments=("tests/gateway/test_http_reference.py", "-k", "spoiled"),
+        variables=lambda: {"AIMGPU_FUZZ": str(_REQUESTS // 100)},
+        versions=lambda: {"h11": version("h11"), "requests": str(_REQUESTS)},
     ),
     **{
         f"coverage-{harness}": Part(

@@ -1,6 +1,7 @@
 """What `make test-wide` leaves of each part: `results/PART.json`, to be committed."""
 
 import json
+import os
 import platform
 import subprocess
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
+_GIVEN = ("KUBERNETES", "TIMES", "FUZZ_SECONDS", "SEED", "COUNT")  # variables that a part is made of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,10 @@ class Recorder:
         """The record, with what the part found and the versions of what it was tried with."""
         record = {
             "part": self.part,
+            "command": " ".join(
+                [f"{name}={os.environ[name]}" for name in _GIVEN if name in os.environ]
+                + ["make test-wide", f"ARGS={self.part}"]
+            ),
             "commit": self.commit,
             "changed": self.changed,
             "date": datetime.now(UTC).date().isoformat(),

@@ -37,7 +37,6 @@ from aimgpu.hardware.amd import AmdHardware, Sysfs
 from aimgpu.hardware.simulated import find_product
 from aimgpu.ledger import Ledger
 from aimgpu.monitoring.exporter import Exporter, MetricSources
-from aimgpu.monitoring.exposition import count_series
 from aimgpu.monitoring.metrics import METRICS
 from aimgpu.qos.queueing.dispatcher import Dispatcher
 from aimgpu.qos.queueing.policy import QueuePolicy
@@ -74,7 +73,7 @@ def measure(root: Path, rounds: int) -> dict[str, float]:
     kept = Exporter(MetricSources(look=lambda **_: seen, counts=monitor.counts))
     read_scores = partial(monitor.report, windows=0, every_class=False)
     text = exporter.render(read_scores())
-    series = sum(count_series(text).values())
+    series = sum(1 for line in text.splitlines() if line and not line.startswith(b"#"))
     scores = read_scores()
     figures = {
         "partitions": sum(len(device.layout.partitions) for device in devices),

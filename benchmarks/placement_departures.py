@@ -2,7 +2,7 @@
 
 Starts empty, runs for some mean lifetimes, and counts from `WARM` on: mean allocation over arrivals, and rejections by class.
 The scorer's own FGD runs under the same arrivals for comparison. How many nodes are held for large pods
-(`aimgpu.placement.capacity.reservation`) was tuned on seeds 1-40; no figure that is reported uses them.
+(`benchmarks.placement_reservation`) was tuned on seeds 1-40; no figure that is reported uses them.
 """
 
 import heapq
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from aimgpu.placement.capacity.reservation import reserve_nodes
 from aimgpu.placement.scoring.weights import COMING_AND_GOING
 from benchmarks.placement_openb import Engine, ask_of, mix_of, snapshot_of
+from benchmarks.placement_reservation import reserve_nodes
 
 WARM, END = 3.0, 4.5  # mean lifetimes
 LARGE, WHOLE_MILLI = 8, 1000

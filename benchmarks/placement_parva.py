@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from aimgpu.hardware.simulated import SimulatedHardware
-from aimgpu.placement.capacity.rates import RatedService, fewest_devices
+from benchmarks.placement_rates import RatedService, fewest_devices
 
 MICRO = 1_000_000
 MOST_PROCESSES = 3

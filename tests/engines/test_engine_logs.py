@@ -204,21 +204,13 @@ def test_dots_are_percent(lines: list[str], percent: int | None) -> None:
     assert llamacpp.read_load_percent(lines) == percent
 
 
-def test_a_negative_report_is_kept_as_it_is() -> None:
-    """Freed by the capture: vLLM prints it so."""
-    report = vllm.read_memory_report(["Graph capturing finished in 2 secs, took -0.25 GiB"])
-    assert report.graphs_bytes == -GIB // 4
-
-
 @pytest.mark.parametrize("number", ["...", "1.2.3", "9" * 400])
 def test_numbers_that_are_none_do_not_break_the_reading(number: str) -> None:
     """A line that was cut, or two processes in one line."""
     lines = [
-        f"Model loading took {number} GiB",
         refusal(f"{number} MiB", "1.00 MiB"),
         f"allocating {number} MiB on device 0: cudaMalloc failed: out of memory",
     ]
-    assert vllm.read_memory_report(lines).weights_bytes == 0
     assert vllm.read_missing_bytes(lines) == 1
     assert llamacpp.read_missing_bytes(lines) == 1
 
@@ -230,7 +222,6 @@ def test_no_log_breaks_the_readers(lines: list[str]) -> None:
     assert percent is None or 0 <= percent <= 100
     for read in (
         vllm.read_failure,
-        vllm.read_memory_report,
         vllm.read_missing_bytes,
         llamacpp.read_failure,
         llamacpp.tells_no_gpu,

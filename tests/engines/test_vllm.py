@@ -12,7 +12,7 @@ from aimgpu.engines.launchers.process import ProcessLauncher
 from aimgpu.engines.protocols import HealthState, LaunchRequest, Sleeper
 from aimgpu.engines.vllm.door.aimgpu_vllm_door import AskKey
 from aimgpu.engines.vllm.engine import VllmEngine
-from aimgpu.engines.vllm.log import MemoryReport, read_failure, read_load_percent, read_memory_report
+from aimgpu.engines.vllm.log import read_failure, read_load_percent
 from aimgpu.errors import EngineFailed
 
 MakeRequest = Callable[..., LaunchRequest]
@@ -324,26 +324,10 @@ def test_real_lines_give_a_reason(line: str, reason: str | None) -> None:
     assert read_failure((line,)) == reason
 
 
-def test_real_lines_give_percent_and_memory() -> None:
+def test_real_lines_give_the_percent_loaded() -> None:
     lines = (
         "Loading safetensors checkpoint shards:   0% Completed | 0/4 [00:00<?, ?it/s]",
         "Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:07<00:21,  7.16s/it]",
     )
     assert read_load_percent(lines) == 25
     assert read_load_percent(("INFO nothing yet",)) is None
-    report = read_memory_report(
-        (
-            "(EngineCore pid=258) INFO gpu_model_runner.py:4879 Model loading took 2.89 GiB memory and 60.297843 seconds",
-            "(EngineCore pid=258) INFO gpu_worker.py:440 Available KV cache memory: 0.56 GiB",
-            "(EngineCore pid=258) INFO kv_cache_utils.py:1708 GPU KV cache size: 20,992 tokens",
-        )
-    )
-    assert report == MemoryReport(
-        weights_bytes=round(2.89 * GIB), kv_cache_bytes=round(0.56 * GIB), kv_cache_tokens=20_992, graphs_bytes=None
-    )
-
-
-def test_a_cache_that_was_told_in_bytes_is_reported_in_other_words() -> None:
-    """As 0.32 words it where `--kv-cache-memory-bytes` is given."""
-    line = "Initial free memory 139.1 GiB, reserved 8.0 GiB memory for KV Cache as specified by kv_cache_memory_bytes config"
-    assert read_memory_report((line,)).kv_cache_bytes == 8 * GIB

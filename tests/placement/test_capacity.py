@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from benchmarks.placement_rates import RatedService, fewest_devices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
@@ -14,7 +15,6 @@ from aimgpu.domain import Ask, IsolationRequirement, Memory, PartitionKind, Refu
 from aimgpu.errors import InvalidInput
 from aimgpu.placement import DeviceState
 from aimgpu.placement.capacity.capacity import Capacity, plan_capacity
-from aimgpu.placement.capacity.rates import RatedService, fewest_devices
 from aimgpu.placement.scoring.lp import maximise
 from aimgpu.placement.scoring.prices import STEPS, share_prices, worth_table
 from aimgpu.units import GIB

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from fractions import Fraction as Ratio
 
+from benchmarks.placement_reservation import reserve_nodes
 from tests.placement.worlds import grant_on, mi300x, state_of
 
 from aimgpu.domain import Ask, Fraction, Memory, Placement, Refusal, Whole
 from aimgpu.placement import NodeState, Snapshot
-from aimgpu.placement.capacity.reservation import reserve_nodes
 from aimgpu.placement.decide import decide
 from aimgpu.placement.scoring.mix import Mix
 from aimgpu.units import GIB

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from benchmarks.placement_rates import RatedService, fewest_devices
+from benchmarks.placement_reservation import reserve_nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
@@ -18,8 +20,6 @@ from aimgpu.domain import Ask, Fraction
 from aimgpu.errors import InvalidInput
 from aimgpu.placement import NodeState, Snapshot, ask_from_json, ask_to_json, snapshot_from_json, snapshot_to_json
 from aimgpu.placement.capacity.capacity import Capacity, plan_capacity
-from aimgpu.placement.capacity.rates import RatedService, fewest_devices
-from aimgpu.placement.capacity.reservation import reserve_nodes
 from aimgpu.placement.scoring.mix import Mix
 from aimgpu.units import GIB
 

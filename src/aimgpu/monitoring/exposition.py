@@ -1,6 +1,6 @@
 """Prometheus's text format, written directly: the client library takes ten times as long for the same text."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -117,13 +117,3 @@ def _bound(value: float) -> str:
 def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     text = ",".join(f'{name}="{escape(value)}"' for name, value in zip(names, values, strict=True))
     return text.replace("%", "%%")
-
-
-def count_series(text: bytes) -> Mapping[str, int]:
-    """Lines by the name that they begin with; for tests and the benchmark."""
-    found: dict[str, int] = {}
-    for line in text.decode().splitlines():
-        if line and not line.startswith("#"):
-            name = line.partition("{")[0]
-            found[name] = found.get(name, 0) + 1
-    return found

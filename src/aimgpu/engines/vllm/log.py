@@ -2,17 +2,11 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from aimgpu.engines.causes import PORT_TAKEN, find_cause, parse_size
 
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)?((INFO|WARNING|ERROR|DEBUG)\s+(\d\d-\d\d \d\d:\d\d:\d\d\s+)?(\[[^\]]*\]|\S+:\d+\])\s*)?")
 _SHARDS = re.compile(r"checkpoint shards:\s+(\d{1,3})% Completed")
-_REPORTS = {
-    "weights_bytes": re.compile(r"Model loading took ([\d.]+) GiB"),
-    "kv_cache_bytes": re.compile(r"(?:Available KV cache memory: |reserved (?=[\d.]+ GiB memory for KV Cache))(-?[\d.]+) GiB"),
-    "graphs_bytes": re.compile(r"Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB"),
-}
 _MISSED = re.compile(
     r"(?:CUDA|HIP) out of memory\. Tried to allocate ([\d.]+ \w+)\. GPU \d+ has a total capacity of [\d.]+ \w+ "
     r"of which ([\d.]+ \w+) is free"
@@ -39,7 +33,6 @@ _STAGES = (
     ("allocating the KV cache", re.compile(r"Model loading took|GPU KV cache size|reserved .* for KV Cache")),
     ("loading weights", re.compile(r"Starting to load model|Loading (?:safetensors|pt) checkpoint shards|Loading weights")),
 )
-_KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 _CAUSES = {
     "not enough GPU memory: it wanted {0} more, {2} of {1} was free": (
         r"(?:CUDA|HIP) out of memory\. Tried to allocate ([\d.]+ \w+)\. "
@@ -78,16 +71,6 @@ _LAST_WORD = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception)): (.+)")
 _EMPTY_WORDS = ("Engine core initialization failed", "Engine process failed to start")
 _REFUSED_SETTINGS = re.compile(r"\d+ validation errors? for \w+$")  # pydantic: what is wrong stands in the lines that follow
 _REFUSED_SETTING = re.compile(r"^(?:Value error, |Assertion failed, )?(.+?) \[type=\w+, input_")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryReport:
-    """What the engine measured of itself; None: it has not said so (yet)."""
-
-    weights_bytes: int | None = None
-    kv_cache_bytes: int | None = None
-    kv_cache_tokens: int | None = None
-    graphs_bytes: int | None = None
 
 
 def read_failure(lines: Iterable[str]) -> str | None:
@@ -136,23 +119,6 @@ def read_missing_bytes(lines: Iterable[str]) -> int | None:
         wanted, free = (parse_size(text) for text in refused[-1].groups())
         return max(wanted - free, 1)
     return _UNKNOWN_SHORTFALL if any(map(_OUT_OF_MEMORY.search, plain)) else None
-
-
-def read_memory_report(lines: Iterable[str]) -> MemoryReport:
-    """From the lines that a start prints."""
-    found: dict[str, int] = {}
-    for line in lines:
-        for name, pattern in _REPORTS.items():
-            if match := pattern.search(line):
-                found[name] = _bytes_of(match[1])
-        if match := _KV_TOKENS.search(line):
-            found["kv_cache_tokens"] = int(match[1].replace(",", ""))
-    return MemoryReport(**found)
-
-
-def _bytes_of(gibibytes: str) -> int:
-    sign = -1 if gibibytes.startswith("-") else 1
-    return sign * parse_size(f"{gibibytes.removeprefix('-')} GiB")
 
 
 def strip_prefix(line: str) -> str:

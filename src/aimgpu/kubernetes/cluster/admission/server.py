@@ -1,9 +1,8 @@
 """The HTTPS server that the API server asks about pods and InferenceServices."""
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -183,19 +182,6 @@ def _renewal(lease: Object) -> str:
 
 def _is_unused(template: Object) -> bool:
     return UNUSED_SINCE in (template["metadata"].get("annotations") or {})
-
-
-@contextlib.asynccontextmanager
-async def running_server(client: Client, options: AdmissionOptions) -> AsyncIterator[AdmissionServer]:
-    """For programs that embed it."""
-    server = AdmissionServer(client, options)
-    task = asyncio.ensure_future(server.run())
-    try:
-        yield server
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def _read_review(request: web.Request) -> dict[str, Any]:

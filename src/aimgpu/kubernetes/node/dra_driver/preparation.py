@@ -6,7 +6,7 @@ says so at a start is undone as a whole, and the kubelet asks again.
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from aimgpu.errors import AimGpuError, Conflict, PartitionGone
@@ -206,11 +206,6 @@ class Preparation:
         except AimGpuError as error:
             # Its pods may still run; they keep what they have, and the GPU's taint says what is wrong.
             log.warning("claim.not_restored", extra={"data": {"claim": record.label, "reason": error.message}})
-
-
-def stale_claims(records: Sequence[ClaimRecord], alive: Collection[str]) -> tuple[ClaimRecord, ...]:
-    """Of claims that the API server does not have any more."""
-    return tuple(record for record in records if record.uid not in alive)
 
 
 def _tenants(claim: DraClaim, chosen: Sequence[tuple[Allocated, Candidate]]) -> dict[str, PodTenant]:

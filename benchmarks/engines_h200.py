@@ -36,7 +36,7 @@ from benchmarks.engines_h200_load import percentile, stream_answer, unload, whol
 from benchmarks.engines_h200_rows import start_row
 from benchmarks.engines_h200_sharing import BATCH_TOKENS, low_priority, mps_server, run_pair, run_sharing, run_threads
 from benchmarks.engines_h200_sweep import run_sweep
-from benchmarks.recording import describe_machine
+from benchmarks.recording import describe_machine, to_text
 
 ROOT = Path(__file__).parents[1]
 # Name -> what the stack file says of it.
@@ -109,7 +109,7 @@ class Run:
 
     def save(self) -> None:
         self.results["seconds"] = round(time.monotonic() - self.began)
-        (self.out / "engines_h200.json").write_text(json.dumps(self.results, indent=1) + "\n")
+        (self.out / "engines_h200.json").write_text(to_text(self.results))
 
 
 def main() -> int:

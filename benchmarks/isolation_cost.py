@@ -8,7 +8,6 @@ calls are measured the same way and stand beside it.
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,9 +19,9 @@ from aimgpu.domain import Priority
 from aimgpu.isolation import building
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.units import GIB, MIB
+from benchmarks.recording import write_result
 
 NATIVE = Path(__file__).parent / "native"
-RESULTS = Path(__file__).parent / "results" / "isolation_cost.json"
 CALLS = 2_000
 
 
@@ -93,14 +92,9 @@ def run(interposer: Path, repeats: int) -> dict[str, Any]:
 
 def main() -> int:
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    told = {
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip(),
-        "command": f"python -m benchmarks.isolation_cost {repeats}",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores shared with other work",
-        "nanoseconds": run(building.find_interposer(), repeats),
-    }
-    RESULTS.write_text(json.dumps(told, indent=2) + "\n")
-    print(json.dumps(told, indent=2))
+    found = run(building.find_interposer(), repeats)
+    print(json.dumps(found, indent=2))
+    write_result("isolation_cost", {"nanoseconds": found})
     return 0
 
 

@@ -6,7 +6,6 @@ same sequence.
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 from tests.native.gate_search import MILLISECOND, MOVES, Gate, Worst
 
-RESULTS = Path(__file__).parent / "results" / "isolation_search.json"
+from benchmarks.recording import write_result
 
 
 def search(gate: Gate, start: int, count: int) -> tuple[Worst, list[str]]:
@@ -47,18 +46,15 @@ def main() -> int:
         gate = Gate(Path(folder))
         worst, moves = search(gate, start, count)
         gate.close()
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    told: dict[str, Any] = {
-        "commit": commit,
-        "command": f"python -m benchmarks.isolation_search {start} {count}",
+    found: dict[str, Any] = {
         "seed": start,
         "sequences": count,
         "queued_ms": worst.queued_ns / MILLISECOND,
         "unfinished_launches": worst.unfinished,
         "moves": moves,
     }
-    RESULTS.write_text(json.dumps(told, indent=2) + "\n")
-    print(json.dumps(told, indent=2))
+    print(json.dumps(found, indent=2))
+    write_result("isolation_search", found)
     return 0
 
 

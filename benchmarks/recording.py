@@ -34,8 +34,23 @@ def write_result(
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(to_text(result))
     return path
+
+
+def to_text(result: Mapping[str, Any]) -> str:
+    """JSON with a line for each row, so that two results can be compared line by line."""
+    return _lines(result, 0) + "\n"
+
+
+def _lines(value: Any, depth: int) -> str:  # noqa: ANN401 - JSON
+    inner = " " * (depth + 1)
+    if isinstance(value, Mapping) and any(isinstance(one, (Mapping, list)) for one in value.values()):
+        items = [f"{inner}{json.dumps(name)}: {_lines(one, depth + 1)}" for name, one in value.items()]
+        return "{\n" + ",\n".join(items) + "\n" + " " * depth + "}"
+    if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+        return "[\n" + ",\n".join(inner + json.dumps(one) for one in value) + "\n" + " " * depth + "]"
+    return json.dumps(value)
 
 
 def _commit() -> str | None:

@@ -10,25 +10,21 @@ set beside the estimate in every run.
 """
 
 import csv
-import json
 import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from aimgpu.domain import Footprint
 from aimgpu.sizing import SizingRequest, built_in, estimate_footprint
+from benchmarks.recording import write_result
 from benchmarks.sizing_llamacpp import buffer_figures, buffer_rows, read_buffer_points
 from benchmarks.sizing_peers import PEERS
 from benchmarks.sizing_points import GIB, Point, read_point
 
-_RESULT = Path(__file__).parent / "results" / "sizing.json"
 _ALLOCATOR_TERMS = ("weights", "kv_cache", "activations", "engine")  # torch does not see the device context
 _TERM_OF = {"weights": "weights", "kv": "kv_cache", "activation": "activations"}
 _SIZINGS = 1000
@@ -55,8 +51,7 @@ def main() -> int:
     figures = _figures(points) | _held_out(points) | buffer_figures(buffers) | {"sizings_per_second": _sizings_per_second()}
     figures["llamacpp_worst_mib"] = max(figures["llamacpp_worst_mib"], figures.get("llamacpp_given_worst_mib", 0))
     _print(rows, skipped, figures)
-    _RESULT.parent.mkdir(exist_ok=True)
-    _RESULT.write_text(json.dumps(_result(figures, [*rows, *skipped]), indent=1) + "\n")
+    write_result("sizing", figures, [*rows, *skipped], packages=("aimgpu",), command="python -m benchmarks.sizing POINTS.csv")
     return 0
 
 
@@ -233,17 +228,6 @@ def _print(rows: list[Row], skipped: list[Row], figures: dict[str, float]) -> No
         print(f"{row['id']:6} skipped: {row['skipped']}")
     for name, value in figures.items():
         print(f"{name:34} {value:10}")
-
-
-def _result(figures: dict[str, float], rows: list[Row]) -> dict[str, object]:
-    return {
-        "command": "python -m benchmarks.sizing POINTS.csv",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}",
-        "versions": {"python": platform.python_version(), "aimgpu": version("aimgpu")},
-        "figures": figures,
-        "rows": rows,
-    }
 
 
 if __name__ == "__main__":

@@ -76,8 +76,11 @@ def _runs() -> Iterable[str]:
         result = read(path.stem)
         command = "`" + re.sub(r" --out \S+", "", result["command"]).replace("|", "\\|") + "`"
         link = f"[{path.stem}](../../benchmarks/results/{path.name})"
-        commit, date = str(result.get("commit") or ""), str(result.get("date") or "")
-        yield isolation_tables.row(link, command, commit.partition(",")[0][:8], date[:10], _machine(result))
+        came_with = f"in {result['recorded_in'][:8]}" if "recorded_in" in result else ""
+        commit = str(result.get("commit") or "").partition(",")[0][:8] or came_with
+        if not commit or not result.get("date"):
+            raise ValueError(f"{path.name} does not record its commit and its date: write it with benchmarks.recording")
+        yield isolation_tables.row(link, command, commit, str(result.get("date") or "")[:10], _machine(result))
 
 
 def _machine(result: Mapping[str, Any]) -> str:

@@ -86,7 +86,11 @@ def test_the_prompt_comes_before_the_text_where_it_is_asked_for(serve: Serve, en
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"echo": True, "logprobs": 1}, "echo"),
-        ({"echo": True, "prompt": ["a", "b"]}, "echo"),
+        ({"echo": True, "prompt": [1, 2]}, "echo"),
+        ({"echo": True, "prompt": ["a", "b"], "logprobs": 1}, "echo"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
+        ({"prompt": [[1]] * 2, "user": "u" * 9_000_000}, "n"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_its_name(
@@ -95,6 +99,64 @@ def test_what_cannot_be_honoured_is_refused_by_its_name(
     got = complete(serve, engine, **fields)
     assert (got.status, got.error["param"]) == (400, param)
     assert not engine.asked
+
+
+async def repeat(engine: ScriptedEngine, asked: Asked) -> None:
+    """Answers with the prompt, and counts its letters. Of two prompts llama.cpp answers one."""
+    prompt = asked.fields["prompt"]
+    text = prompt if isinstance(prompt, str) else str(prompt[0])
+    usage = {"prompt_tokens": len(text), "completion_tokens": 2, "total_tokens": len(text) + 2}
+    choice = {"index": 0, "text": f"<{text}>", "logprobs": {"content": TOKENS}, "finish_reason": "stop"}
+    if asked.fields.get("stream"):
+        await begin_stream(asked)
+        await write_chunk(asked, b"data: " + json.dumps({"id": text, "choices": [choice], "usage": usage}).encode() + b"\n\n")
+        await write_chunk(asked, b"data: [DONE]\n\n")
+        await end_stream(asked)
+    else:
+        await answer_json(asked, {"id": text, "choices": [choice], "usage": usage})
+
+
+@pytest.mark.parametrize("engine_name", ["llamacpp", "ollama"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1}])
+def test_each_of_several_prompts_is_answered_and_counted(
+    serve: Serve, engine: ScriptedEngine, engine_name: str, more: dict[str, int], *, stream: bool
+) -> None:
+    engine.script = repeat
+    got = complete(serve, engine, engine_name, prompt=["a", "bcd", [7, 8]], n=2, seed=5, stream=stream, **more)
+    if stream:
+        events = [line[6:] for line in got.body.decode().splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        chunks = [json.loads(event) for event in events[:-1]]
+        assert len({chunk["id"] for chunk in chunks}) == 1
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        usage = chunks[-1]["usage"]
+    else:
+        choices, usage = got.json["choices"], got.json["usage"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3, 4, 5]
+    assert [choice["text"] for choice in choices] == ["<a>", "<a>", "<bcd>", "<bcd>", "<7>", "<7>"]
+    assert usage == {"prompt_tokens": 1 + 3 + 1, "completion_tokens": 12, "total_tokens": 17}
+    assert [asked.fields["seed"] for asked in engine.asked] == [5, 6, 5, 6, 5, 6]
+    if more:
+        assert all(choice["logprobs"]["text_offset"] == [0, 1] for choice in choices)
+
+
+def test_each_of_several_prompts_comes_before_its_own_text(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = repeat
+    choices = complete(serve, engine, prompt=["a", "bcd"], echo=True).json["choices"]
+    assert [choice["text"] for choice in choices] == ["a<a>", "bcd<bcd>"]
+
+
+def test_the_tokens_of_one_prompt_are_one_prompt_and_vllm_gets_all_at_once(serve: Serve, engine: ScriptedEngine) -> None:
+    engine.script = repeat
+    for engine_name, given, sent in (
+        ("llamacpp", [1, 2], [[1, 2]]),
+        ("llamacpp", ["a"], ["a"]),
+        ("vllm", ["a", "b"], [["a", "b"]]),
+    ):
+        engine.asked.clear()
+        assert complete(serve, engine, engine_name, prompt=given).status == 200
+        assert [asked.fields["prompt"] for asked in engine.asked] == sent
 
 
 def test_what_means_nothing_more_is_left_out_and_what_an_engine_reads_reaches_it(serve: Serve, engine: ScriptedEngine) -> None:

@@ -300,7 +300,7 @@ class Gateway:
             fields = parse_body(body)
         path = wire[0]["path"]
         beyond = BEYOND_ENGINES.get(path)
-        if beyond is not None and not beyond[1].isdisjoint(fields):
+        if beyond is not None and beyond[1](fields):
             return self._serve_operation(beyond[0], body, caller, wire)
         return self._serve(EngineRequest(path, fields, body), caller, wire)
 

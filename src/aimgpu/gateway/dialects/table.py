@@ -6,8 +6,8 @@ from aimgpu.errors import MethodNotAllowed
 from aimgpu.gateway.dialects.anthropic import OPERATIONS as ANTHROPIC
 from aimgpu.gateway.dialects.call import Operation
 from aimgpu.gateway.dialects.ollama import OPERATIONS as OLLAMA
-from aimgpu.gateway.dialects.openai.chat import SPECIAL_FIELDS, chat
-from aimgpu.gateway.dialects.openai.completions import COMPLETION_FIELDS, complete
+from aimgpu.gateway.dialects.openai.chat import chat, is_special_chat
+from aimgpu.gateway.dialects.openai.completions import complete, is_special_completion
 from aimgpu.gateway.dialects.openai.passed import pass_form, pass_on, rerank
 from aimgpu.gateway.dialects.openai.tokens import detokenize, tokenize
 from aimgpu.gateway.dialects.responses import OPERATIONS as RESPONSES
@@ -27,7 +27,7 @@ OPERATIONS: tuple[Operation, ...] = (*OPENAI, *RESPONSES, *ANTHROPIC, *OLLAMA)
 # Answered by the application itself unless a request has one of these fields.
 CHAT = Operation(method="POST", path="/v1/chat/completions", handle=chat, summary="Chat.")
 COMPLETIONS = Operation(method="POST", path="/v1/completions", handle=complete, summary="Complete a text.")
-BEYOND_ENGINES = {CHAT.path: (CHAT, SPECIAL_FIELDS), COMPLETIONS.path: (COMPLETIONS, COMPLETION_FIELDS)}
+BEYOND_ENGINES = {CHAT.path: (CHAT, is_special_chat), COMPLETIONS.path: (COMPLETIONS, is_special_completion)}
 
 
 def find_operation(method: str, path: str) -> Operation | None:

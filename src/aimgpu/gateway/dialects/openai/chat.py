@@ -19,12 +19,16 @@ from aimgpu.gateway.http.asgi import NO_STORE, Header, Send, send_answer
 from aimgpu.gateway.routes import ServedModel
 
 CHAT_PATH = "/v1/chat/completions"
-# Requests with none of these pass through as they are.
-SPECIAL_FIELDS = frozenset({"n", "tools", "tool_choice", "functions", "function_call"})
+_SPECIAL_FIELDS = frozenset({"n", "tools", "tool_choice", "functions", "function_call"})
 COUNTS_CHOICES = frozenset({"vllm"})  # engines that serve `n` choices of one request, and count all their tokens
 _KEEPS_TOOL_CHOICE = frozenset({"vllm"})  # by a grammar of their own, whatever the template has
 _REFUSES_TOOLS = frozenset({"ollama"})  # in words, where the template has none; it ignores `tool_choice`
 _PROBE = "aimgpu_probe"
+
+
+def is_special_chat(fields: Fields) -> bool:
+    """Others pass through as they are."""
+    return not _SPECIAL_FIELDS.isdisjoint(fields)
 
 
 async def chat(call: Call) -> None:
@@ -33,7 +37,7 @@ async def chat(call: Call) -> None:
 
 async def serve_chat(call: Call, fields: Fields, send: Send) -> None:
     """One chat request, answered into `send` in OpenAI's shape, as a stream or whole, as `fields` asks for."""
-    if SPECIAL_FIELDS.isdisjoint(fields):
+    if not is_special_chat(fields):
         await call.serve(CHAT_PATH, fields, send)
         return
     model = call.find(model_name(fields))

@@ -1,4 +1,7 @@
-"""`n` choices of one request, served one after another: an engine has no more slots than it was sized for."""
+"""Several choices of one request, served one after another: an engine has no more slots than it was sized for.
+
+There are `n` for each prompt of `/v1/completions`, in the order of the prompts.
+"""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,12 +24,21 @@ ServeOne = Callable[[Call, Fields, Send], Awaitable[None]]
 
 
 async def serve_choices(call: Call, path: str, fields: Fields, send: Send, serve_one: ServeOne | None = None) -> None:
-    number = fields["n"]
+    prompts, copies = read_prompts(fields), fields.get("n") or 1
+    number = len(prompts) * copies
     if number > _MOST:
-        raise InvalidRequest(f"'n' must be at most {_MOST}.", param="n")
-    if number * call.size > _MOST_SENT:
+        text = "'n' must be" if len(prompts) == 1 else "The prompts times 'n' must be"
+        raise InvalidRequest(f"{text} at most {_MOST}.", param="n" if len(prompts) == 1 else "prompt")
+    shared = {name: value for name, value in fields.items() if name not in ("n", "prompt")}
+    repeated = call.size if len(prompts) == 1 else len(await apart(call.size, orjson.dumps, shared))
+    if number * repeated > _MOST_SENT:
         text = f"'n' times the request must be at most {_MOST_SENT} bytes: an engine gets it once for each choice."
         raise InvalidRequest(text, hint="Ask for fewer choices at once.", param="n")
+    parts = [
+        {**shared, **({} if prompt is None else {"prompt": prompt}), **_seed(fields, copy)}
+        for prompt in prompts
+        for copy in range(copies)
+    ]
 
     async def serve(one: Fields, into: Send) -> None:
         if serve_one is not None:
@@ -35,17 +47,17 @@ async def serve_choices(call: Call, path: str, fields: Fields, send: Send, serve
             await call.serve(path, one, into)
 
     if fields.get("stream") is True:
-        joined = _JoinedStreams(send, number)
-        for index in range(number):
+        joined = _JoinedStreams(send, number, copies)
+        for index, part in enumerate(parts):
             joined.index = index
-            await serve(_one_of(fields, index), joined)
+            await serve(part, joined)
             if joined.ended:
                 return
     else:
         answers: list[CollectedAnswer] = []
-        for index in range(number):
+        for part in parts:
             answers.append(CollectedAnswer())
-            await serve(_one_of(fields, index), answers[-1])
+            await serve(part, answers[-1])
             if not answers[-1].ok:
                 await answers[-1].pass_on(send)
                 return
@@ -55,44 +67,55 @@ async def serve_choices(call: Call, path: str, fields: Fields, send: Send, serve
         headers = [header for header in answers[0].headers if header[0] != b"content-length"]
         try:
             size = sum(len(answer.body) for answer in answers)
-            joined_answer = await apart(size, lambda: orjson.dumps(_join([answer.json() for answer in answers])))
+            joined_answer = await apart(size, lambda: orjson.dumps(_join([answer.json() for answer in answers], copies)))
         except WRONG_SHAPES:
             raise EngineFailed("The engine's answer could not be understood.") from None
         await send_answer(send, 200, headers, joined_answer)
 
 
-def _one_of(fields: Fields, index: int) -> Fields:
-    """With a seed of its own, or all of them would be the same."""
-    one = {name: value for name, value in fields.items() if name != "n"}
+def read_prompts(fields: Fields) -> list[Any]:
+    """Those of `/v1/completions`, each a text or its tokens; a chat has the one prompt None."""
+    prompt: Any = fields.get("prompt")
+    several = (
+        isinstance(prompt, list) and prompt and "messages" not in fields and all(isinstance(one, str | list) for one in prompt)
+    )
+    return prompt if several else [prompt]
+
+
+def _seed(fields: Fields, copy: int) -> Fields:
+    """Each choice of a prompt has its own, or all of them would be the same."""
     seed = fields.get("seed")
     if not isinstance(seed, int):
-        return one
-    return one | {"seed": seed + index if seed + index <= _LARGEST else seed - index}
+        return {}
+    return {"seed": seed + copy if seed + copy <= _LARGEST else seed - copy}
 
 
-def _join(answers: list[Fields]) -> Fields:
+def _join(answers: list[Fields], copies: int) -> Fields:
     choices = [{**answer["choices"][0], "index": index} for index, answer in enumerate(answers)]
-    return {**answers[0], "choices": choices} | {"usage": _add([answer.get("usage") or {} for answer in answers])}
+    usages = {index: answer.get("usage") or {} for index, answer in enumerate(answers)}
+    return {**answers[0], "choices": choices} | {"usage": _add(usages, copies)}
 
 
-def _add(usages: list[Fields]) -> Fields:
-    """The prompt counts once."""
-    prompt: Any = usages[0].get("prompt_tokens") or 0
-    completion = sum(usage.get("completion_tokens") or 0 for usage in usages)
-    return {**usages[0], **dict(zip(_COUNTS, (prompt, completion, prompt + completion), strict=True))}
+def _add(usages: dict[int, Fields], copies: int) -> Fields:
+    """By the index of the choice. A prompt counts once, whatever the number of its choices."""
+    prompt: Any = sum(usage.get("prompt_tokens") or 0 for index, usage in usages.items() if index % copies == 0)
+    completion = sum(usage.get("completion_tokens") or 0 for usage in usages.values())
+    first = next(iter(usages.values()))
+    return {**first, **dict(zip(_COUNTS, (prompt, completion, prompt + completion), strict=True))}
 
 
 class _JoinedStreams:
     """An ASGI `send` that makes one stream of several."""
 
-    def __init__(self, send: Send, number: int) -> None:
+    def __init__(self, send: Send, number: int, copies: int) -> None:
         self._send = send
         self._number = number
+        self._copies = copies
         self.index = 0
         self.ended = False
         self._started = False
         self._id: object = None
-        self._usages: list[Fields] = []
+        self._usages: dict[int, Fields] = {}
         self._last: Fields = {}
         self._failed: CollectedAnswer | None = None
 
@@ -153,7 +176,7 @@ class _JoinedStreams:
         self._last = {name: value for name, value in chunk.items() if name not in ("choices", "usage", "timings")}
         usage = chunk.pop("usage", None)
         if isinstance(usage, dict) and all(isinstance(usage.get(name, 0), int) for name in _COUNTS):
-            self._usages.append(usage)
+            self._usages[self.index] = usage
         if not chunk.get("choices"):
             return b""
         for choice in chunk["choices"]:
@@ -163,5 +186,7 @@ class _JoinedStreams:
     def _end(self) -> bytes:
         usage = b""
         if self._usages:
-            usage = b"data: " + orjson.dumps({**self._last, "choices": [], "usage": _add(self._usages)}) + EVENT_END
+            usage = (
+                b"data: " + orjson.dumps({**self._last, "choices": [], "usage": _add(self._usages, self._copies)}) + EVENT_END
+            )
         return usage + b"data: [DONE]" + EVENT_END

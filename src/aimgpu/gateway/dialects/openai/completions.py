@@ -8,14 +8,19 @@ from aimgpu.errors import InvalidRequest
 from aimgpu.gateway.body import check_fields
 from aimgpu.gateway.dialects.call import Call, Fields
 from aimgpu.gateway.dialects.openai.chat import COUNTS_CHOICES, model_name, wants_many
-from aimgpu.gateway.dialects.openai.choices import serve_choices
+from aimgpu.gateway.dialects.openai.choices import read_prompts, serve_choices
 from aimgpu.gateway.dialects.translate import EVENT_END, TranslatingSend
 from aimgpu.gateway.http.asgi import Send
 
-COMPLETION_FIELDS = frozenset({"n", "echo", "suffix", "best_of", "logprobs"})  # requests with none of these pass as they are
+_SPECIAL_FIELDS = frozenset({"n", "echo", "suffix", "best_of", "logprobs"})
 _READS_ALL = frozenset({"vllm"})  # but for what no engine reads
 _READS_SUFFIX = frozenset({"ollama"})
 _MOST_LOGPROBS = 20
+
+
+def is_special_completion(fields: Fields) -> bool:
+    """Whether an engine may not be able to answer it alone: llama.cpp counts one of several prompts, Ollama takes one text."""
+    return not _SPECIAL_FIELDS.isdisjoint(fields) or isinstance(fields.get("prompt"), list)
 
 
 async def complete(call: Call) -> None:
@@ -23,10 +28,12 @@ async def complete(call: Call) -> None:
     model = call.find(model_name(fields))
     check_fields(call.path, fields)
     fields = _checked(fields, str(model.card.engine))
-    if wants_many(fields) and model.card.engine not in COUNTS_CHOICES:
+    if model.card.engine in COUNTS_CHOICES:
+        await _complete_one(call, fields, call.send)
+    elif wants_many(fields) or len(prompts := read_prompts(fields)) > 1:
         await serve_choices(call, call.path, fields, call.send, _complete_one)
     else:
-        await _complete_one(call, fields, call.send)
+        await _complete_one(call, {**fields, "prompt": prompts[0]}, call.send)
 
 
 async def _complete_one(call: Call, fields: Fields, send: Send) -> None:
@@ -35,9 +42,9 @@ async def _complete_one(call: Call, fields: Fields, send: Send) -> None:
     if engine is None or engine in _READS_ALL or not (echo or logprobs):
         await call.serve(call.path, fields, send)
         return
-    prompt = fields.get("prompt")
+    (prompt,) = read_prompts(fields)
     if echo and (logprobs or not isinstance(prompt, str)):
-        raise InvalidRequest("'echo' is offered for a prompt of one text, without 'logprobs'.", param="echo")
+        raise InvalidRequest("'echo' is offered for prompts of text, without 'logprobs'.", param="echo")
     asked = {name: value for name, value in fields.items() if name != "echo"}
     await call.serve(call.path, asked, _CompletionSend(send, prompt if echo and isinstance(prompt, str) else ""))
 

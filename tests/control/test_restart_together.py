@@ -9,8 +9,12 @@ import pytest
 from tests.control.side_threads import in_thread, wait_for
 from tests.control.world import Machine, check_ledger, deployment
 
+from aimgpu.control.apply import Applier, CommittedPlan
 from aimgpu.control.controller import Controller
+from aimgpu.control.plan.steps import Plan
 from aimgpu.domain import DeviceUsage, InstanceState
+from aimgpu.errors import LedgerFull
+from aimgpu.placement import Snapshot
 
 NAMES = [f"m{number}" for number in range(12)]
 BOUND_SECONDS = 60.0
@@ -68,6 +72,25 @@ def test_all_that_died_come_back_by_one_look_at_the_machine(
     assert sorted(ready(controller)) == sorted([*NAMES, "m3"])
     check_ledger(machine, controller, names=[*NAMES, "m3"])
     assert controller._dependencies.ledger.operations() == ()
+
+
+def test_where_one_cannot_be_charged_with_the_others_each_is_placed_alone(
+    machine: Machine, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller.apply([deployment(name) for name in NAMES[:3]])
+    kill_all(machine, controller)
+    commit, commits = Applier.commit, itertools.count(1)
+
+    def fail_once(self: Applier, plan: Plan, snapshot: Snapshot) -> CommittedPlan:
+        if next(commits) == 2:
+            raise LedgerFull("the ledger cannot be written")
+        return commit(self, plan, snapshot)
+
+    monkeypatch.setattr(Applier, "commit", fail_once)
+    restart_together(controller, 3)
+    assert sorted(ready(controller)) == NAMES[:3]
+    assert not controller.is_busy
+    check_ledger(machine, controller, names=NAMES[:3])
 
 
 def test_one_that_no_longer_fits_does_not_stop_the_others(machine: Machine, controller: Controller) -> None:

@@ -17,8 +17,9 @@ import pytest
 from tests.control.world import FAST, Machine, boot, check_ledger, deployment, resident, status_sources
 
 from aimgpu.control.controller import Controller
+from aimgpu.control.waiting import find_abandoned
 from aimgpu.daemon.status import Addresses, describe_status
-from aimgpu.domain import Deployment, InstanceState, Priority
+from aimgpu.domain import Deployment, Priority
 from aimgpu.errors import AimGpuError
 from aimgpu.units import GIB
 
@@ -26,6 +27,7 @@ ROUNDS = int(os.environ.get("AIMGPU_STRESS_ROUNDS", "9"))
 SEED = int(os.environ.get("AIMGPU_STRESS_SEED", "7"))
 THREADS = 12
 ACTS_PER_THREAD = 6
+SETTLE_SECONDS = 300.0
 NAMES = [f"m{number}" for number in range(10)]
 LAYOUTS = ["SPX/NPS1", "CPX/NPS1", "DPX/NPS1", "QPX/NPS1"]
 TIMING = replace(FAST, load_timeout_seconds=5.0, room_retry_seconds=0.05, least_residency_seconds=0.0)
@@ -101,15 +103,20 @@ class Round:
 
 
 def settle(controller: Controller) -> None:
-    """Until no death is left to notice and nothing is being started."""
-    for _ in range(100):
-        lost = controller.supervise(wait=True)
-        busy = controller.is_busy  # before the instances: what it starts is seen there
-        starting = [one for one in controller.instances() if one.state in (InstanceState.QUEUED, InstanceState.LOADING)]
-        if not (lost or busy or starting):
+    """Until a whole look finds no death, and nothing was under way before it or is after it."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while time.monotonic() < deadline:
+        before, lost = under_way(controller), controller.supervise(wait=True)
+        if not (before or lost or under_way(controller)):
             return
         time.sleep(0.05)
-    pytest.fail(f"does not settle: {controller.instances()}")
+    pytest.fail(f"does not settle: {under_way(controller)}, {controller.instances()}")
+
+
+def under_way(controller: Controller) -> list[object]:
+    """What is being worked on, or is left to the next look at everything."""
+    found: list[object] = ["busy"] if controller.is_busy else []  # first: what it starts is seen below
+    return [*found, *find_abandoned(controller.instances()), *controller._dependencies.ledger.operations()]
 
 
 def check_shown(controller: Controller) -> None:

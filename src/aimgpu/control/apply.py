@@ -123,10 +123,11 @@ class Applier:
         committed: list[CommittedPlan] = []
         try:
             with self._ledger.together():
-                committed += [self.commit(plan, snapshot) for plan in plans]
+                committed.extend(self.commit(plan, snapshot) for plan in plans)  # those before one that fails are kept
         except BaseException:
             for operation in committed:
                 self._let_go(operation)
+                self._open.discard(operation.id)
             raise
         return committed
 

@@ -139,7 +139,8 @@ class Controller:
     @property
     def is_busy(self) -> bool:
         """Whether an operation is under way, or something in the background that may begin one."""
-        return self._restarts.busy or self._repairs.busy or self._background.busy or self._applier.is_busy
+        # In the order in which one hands over to the next: what was not yet in the later one was in the earlier.
+        return self._repairs.busy or self._background.busy or self._restarts.busy or self._applier.is_busy
 
     # --- changing ---
 

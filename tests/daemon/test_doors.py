@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +21,9 @@ from aimgpu.web.authority import Authority
 from aimgpu.web.doors import Door
 from aimgpu.web.routes import PageApplication
 
-TOKEN, FULL, LIMITED = "the-token", "full-key", "limited-key"
+TOKEN, FULL, LIMITED, EXPIRED = "the-token", "full-key", "limited-key", "expired-key"
 CALLERS = {hash_key(FULL): Caller(name="full"), hash_key(LIMITED): Caller(name="limited", models=frozenset({"chat"}))}
+CALLERS[hash_key(EXPIRED)] = Caller(name="expired", expires=time.time() - 1)
 PLACES = {"{code}": "CODE", "{number:int}": "1", "{name:path}": "chat", "{name}": "chat", "{id}": "chat", "{instance_id}": "i"}
 
 
@@ -55,19 +57,19 @@ class World:
         assert cookie is not None
         self.cookie = cookie.partition(";")[0].encode()
 
-    async def ask(self, route: DoorOf, asked: Asked) -> int:
-        """The status: YES for all but the refusals of a door."""
+    async def ask(self, route: DoorOf, asked: Asked, secret: str | None = None) -> int:
+        """The status: YES for all but the refusals of a door. `secret`: sent in place of what belongs to the credential."""
         path = re.sub(r"\{[^}]+\}", lambda place: PLACES[place[0]], route.path)
         path = self.authority.make_link() if route.path == "/link/{code}" else path
         try:
-            answer = await Browser(self.gateway, list(self._head(asked))).send(route.method, path, {})
+            answer = await Browser(self.gateway, list(self._head(asked, secret))).send(route.method, path, {})
         except PassedError:
             return YES
         if route.door is Door.MODELS and answer.status == NO and b"Without an API key" not in answer.body:
             return YES  # /api/copy and the like are not offered to anybody
         return answer.status if answer.status in (WHO, NO) else YES
 
-    def _head(self, asked: Asked) -> Iterator[tuple[bytes, bytes]]:
+    def _head(self, asked: Asked, secret: str | None = None) -> Iterator[tuple[bytes, bytes]]:
         host = b"127.0.0.1:8081" if asked.own_host else b"rebound.evil.example"
         yield b"host", host
         yield b"x-aimgpu-page", b"1"
@@ -77,7 +79,7 @@ class World:
             yield b"x-forwarded-for", b"203.0.113.7"
         if asked.credential is Carried.LINK:
             yield b"cookie", self.cookie
-        secret = {Carried.LOW: LIMITED, Carried.KEY: FULL, Carried.TOKEN: TOKEN}.get(asked.credential)
+        secret = secret or {Carried.LOW: LIMITED, Carried.KEY: FULL, Carried.TOKEN: TOKEN}.get(asked.credential)
         if secret is not None:
             yield b"authorization", f"Bearer {secret}".encode()
 
@@ -109,6 +111,20 @@ def test_without_keys_every_route_lets_through_what_the_table_says() -> None:
 
 def test_with_keys_every_route_lets_through_what_the_table_says() -> None:
     assert differences(keys=True) == []
+
+
+def test_an_expired_key_opens_no_door_that_is_closed_to_one_who_has_none() -> None:
+    async def main() -> list[tuple[str, str, Asked, int]]:
+        found, world = [], World(keys=True)
+        for route, asked in itertools.product(list_doors(), circumstances(keys=True)):
+            if asked.credential is Carried.NONE and judge(route.door, asked) != YES:
+                got = await world.ask(route, asked, secret=EXPIRED)
+                if got == YES:
+                    found.append((route.method, route.path, asked, got))
+        await world.gateway.close()
+        return found
+
+    assert asyncio.run(main()) == []
 
 
 def test_every_path_that_the_gateway_describes_has_a_door() -> None:

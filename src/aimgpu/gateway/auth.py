@@ -90,8 +90,17 @@ class KeyTable:
         return {caller.name: caller.used for caller in self._callers.values() if caller.used}
 
     def find(self, token: bytes) -> Caller | None:
-        """The holder of this key; None where it is not known."""
-        return self._callers.get(hashlib.sha256(token).digest())  # how long a digest's look-up takes reveals nothing of a key
+        """The holder of this key, which is used now; None where it is not known, or has expired."""
+        caller = self._callers.get(hashlib.sha256(token).digest())  # how long that takes reveals nothing of a key
+        now = time()
+        if caller is None or (caller.expires is not None and now >= caller.expires):
+            return None
+        caller.used = now
+        return caller
+
+    def knows(self, token: bytes) -> bool:
+        """Expired keys too."""
+        return hashlib.sha256(token).digest() in self._callers
 
 
 def identify(keys: KeyTable | None, head: Head) -> Caller:
@@ -105,11 +114,9 @@ def identify(keys: KeyTable | None, head: Head) -> Caller:
     if token:
         caller = keys.find(token)
         if caller is not None:
-            now = time()
-            if caller.expires is not None and now >= caller.expires:
-                raise NotAuthenticated("This API key has expired.", hint="Ask for another: `aimgpu keys add`.")
-            caller.used = now
             return caller
+        if keys.knows(token):
+            raise NotAuthenticated("This API key has expired.", hint="Ask for another: `aimgpu keys add`.")
         raise NotAuthenticated("This API key is not known.")
     if not len(keys):
         hint = "Make one with `aimgpu keys add NAME` on the machine that serves the models."

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from aimgpu.control.plan.prepared import Prepared
 from aimgpu.domain import Deployment, Instance, InstanceState, Placement, Refusal, Slot
@@ -37,25 +37,49 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """Drain and stop an instance, give back what it holds, forget it."""
+class _Ending:
+    """What steps that end or unload an instance share."""
 
-    kind: ClassVar[StepKind] = StepKind.RELEASE
     stage: ClassVar[Stage] = Stage.END
     deployment: str
     replica: int
     instance_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EndingWithMemory(_Ending):
     memory_bytes: int = 0
 
     @classmethod
-    def of(cls, instance: Instance) -> "Release":
-        """The step that ends this instance."""
+    def of(cls, instance: Instance) -> Self:
+        """The step for this instance, with what it holds."""
         return cls(
             deployment=instance.deployment,
             replica=instance.replica,
             instance_id=instance.id,
             memory_bytes=sum(grant.memory_bytes for grant in instance.grants),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Beginning:
+    """What steps that start, wake or record an instance share."""
+
+    stage: ClassVar[Stage] = Stage.START
+    prepared: Prepared
+    replica: int
+
+    @property
+    def deployment(self) -> str:
+        """Its name."""
+        return self.prepared.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release(_EndingWithMemory):
+    """Drain and stop an instance, give back what it holds, forget it."""
+
+    kind: ClassVar[StepKind] = StepKind.RELEASE
 
     @property
     def text(self) -> str:
@@ -64,14 +88,10 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preempt:
+class Preempt(_Ending):
     """Stop an instance for others of higher priority; it stays asleep until a request finds room for it."""
 
     kind: ClassVar[StepKind] = StepKind.PREEMPT
-    stage: ClassVar[Stage] = Stage.END
-    deployment: str
-    replica: int
-    instance_id: str
     beneficiaries: tuple[str, ...]
 
     @property
@@ -86,25 +106,10 @@ class Preempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unload:
+class Unload(_EndingWithMemory):
     """End the process of an instance that sleeps in place; it stays asleep and holds nothing."""
 
     kind: ClassVar[StepKind] = StepKind.UNLOAD
-    stage: ClassVar[Stage] = Stage.END
-    deployment: str
-    replica: int
-    instance_id: str
-    memory_bytes: int
-
-    @classmethod
-    def of(cls, instance: Instance) -> "Unload":
-        """The step that unloads this sleeping instance."""
-        return cls(
-            deployment=instance.deployment,
-            replica=instance.replica,
-            instance_id=instance.id,
-            memory_bytes=sum(grant.memory_bytes for grant in instance.grants),
-        )
 
     @property
     def text(self) -> str:
@@ -114,14 +119,10 @@ class Unload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutToSleep:
+class PutToSleep(_Ending):
     """Unload a ready instance, in place where its engine can; a request wakes it."""
 
     kind: ClassVar[StepKind] = StepKind.SLEEP
-    stage: ClassVar[Stage] = Stage.END
-    deployment: str
-    replica: int
-    instance_id: str
     beneficiary: str | None = None  # the deployment that needs the room
     forced: bool = False  # of higher priority: requests that outlast the drain are cut off
 
@@ -133,19 +134,11 @@ class PutToSleep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Register:
+class Register(_Beginning):
     """Record an instance that is not loaded: it does not fit now, and a request will wake it."""
 
     kind: ClassVar[StepKind] = StepKind.REGISTER
-    stage: ClassVar[Stage] = Stage.START
-    prepared: Prepared
-    replica: int
     reason: str
-
-    @property
-    def deployment(self) -> str:
-        """Its name."""
-        return self.prepared.name
 
     @property
     def text(self) -> str:
@@ -154,19 +147,11 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(_Beginning):
     """Charge a new instance and start it."""
 
     kind: ClassVar[StepKind] = StepKind.DEPLOY
-    stage: ClassVar[Stage] = Stage.START
-    prepared: Prepared
-    replica: int
     placement: Placement
-
-    @property
-    def deployment(self) -> str:
-        """Its name."""
-        return self.prepared.name
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -187,20 +172,12 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wake:
+class Wake(_Beginning):
     """Charge an instance that sleeps in place everything it held, and wake it."""
 
     kind: ClassVar[StepKind] = StepKind.WAKE
-    stage: ClassVar[Stage] = Stage.START
-    prepared: Prepared
-    replica: int
     instance_id: str
     slots: tuple[Slot, ...]
-
-    @property
-    def deployment(self) -> str:
-        """Its name."""
-        return self.prepared.name
 
     @property
     def text(self) -> str:

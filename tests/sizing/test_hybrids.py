@@ -8,6 +8,7 @@ import pytest
 from tests.sizing.test_folders import Make
 
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
+from aimgpu.domain import Exactness
 from aimgpu.errors import InvalidModelFile
 from aimgpu.sizing import SizingRequest, estimate_footprint
 from aimgpu.sizing.formats.config import read_config
@@ -83,6 +84,18 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
         },
         (2, 8, MAMBA2),
     ),
+    "zamba2 by the numbers of its layers": (
+        {
+            "model_type": "zamba2",
+            "hybrid_layer_ids": [1, 5],
+            "mamba_ngroups": 1,
+            "n_mamba_heads": 32,
+            "mamba_headdim": 64,
+            "mamba_d_state": 128,
+            "mamba_d_conv": 4,
+        },
+        (2, 8, MAMBA2),
+    ),
     "jamba": (
         {"attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2},
         (1, 7, 3 * 2048 + 2048 * 16),
@@ -146,7 +159,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_is_counted_as_vllm_counts_it(family: str) -> None:
     config, (attention, states, elements) = FAMILIES[family]
-    found = read(model_type=family, **config)
+    found = read(**{"model_type": family} | config)
     assert (found.caching_layers, found.stateful_layers) == (attention, states)
     assert found.state_elements == states * elements
 
@@ -196,6 +209,38 @@ def test_a_folder_with_a_config_alone_is_estimated_with_a_note(tmp_path: Path) -
     assert (facts.precision, facts.tensor_bytes) == ("bf16", None)
     assert "no weight files" in facts.remarks[0]
     assert estimate_footprint(SizingRequest(model=facts, engine="vllm")).notes[0].startswith("no weight files")
+
+
+NEMOTRON = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "mamba-2.8b": (
+        {"model_type": "mamba", "num_hidden_layers": 64, "hidden_size": 2560, "vocab_size": 50280, "state_size": 16}
+        | {"intermediate_size": 5120, "conv_kernel": 4, "expand": 2, "time_step_rank": 160},
+        2_768_345_600,
+    ),
+    "Mamba-Codestral-7B": (
+        {"model_type": "mamba2", "num_hidden_layers": 64, "hidden_size": 4096, "vocab_size": 32768, "state_size": 128}
+        | {"n_groups": 8, "num_heads": 128, "head_dim": 64, "conv_kernel": 4, "expand": 2, "tie_word_embeddings": False},
+        7_285_403_648,
+    ),
+    "NVIDIA-Nemotron-Nano-9B-v2": (
+        {"model_type": "nemotron_h", "num_hidden_layers": 56, "hidden_size": 4480, "vocab_size": 131072}
+        | {"hybrid_override_pattern": NEMOTRON, "intermediate_size": 15680, "num_attention_heads": 40}
+        | {"num_key_value_heads": 8, "head_dim": 128, "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 80}
+        | {"n_groups": 8, "conv_kernel": 4, "tie_word_embeddings": False},
+        8_888_227_328,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_config_alone_gives_the_parameters_of_layers_without_attention(tmp_path: Path, name: str) -> None:
+    config, published = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
+    facts = find_model_facts(str(tmp_path))
+    assert facts.parameters == pytest.approx(published, rel=0.01)
+    terms = {term.name: term for term in estimate_footprint(SizingRequest(model=facts, engine="vllm")).terms}
+    assert terms["weights"].exactness is Exactness.ESTIMATED
 
 
 def test_a_config_alone_that_shows_too_little_is_refused(tmp_path: Path) -> None:

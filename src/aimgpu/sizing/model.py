@@ -29,6 +29,8 @@ class Architecture:
     sliding_kv_elements: int = 0  # keys and values of one token in such a layer; 0: as in the others
     attention_layers: int | None = None  # None: every layer; fewer in hybrids, whose others keep a constant state
     state_elements: int = 0  # per sequence, all linear-attention or SSM layers together
+    state_parameters: int = 0  # weights of these layers together; 0 too where nothing is known of them
+    feed_forward_layers: int | None = None  # None: every layer
     state_layers: int | None = None  # layers with such a state; None: those without attention
     kv_lora_rank: int = 0  # MLA: the compressed KV vector
     rope_head_dim: int = 0  # MLA: the part of a key that carries the position
@@ -67,6 +69,7 @@ class ModelFacts:
     active_parameters: int | None = None  # MoE: used per token; the memory follows `parameters`
     architecture: Architecture | None = None
     tensor_bytes: int | None = None  # exact sum over the tensors of the files, at `precision`
+    counted: bool = True  # False: `parameters` is an estimate by the shape
     ranks: bool = False  # its files say that it scores documents for a query, and makes neither text nor vectors
     in_gguf: bool = False  # the files are as llama.cpp and Ollama load them; others are converted first
     remarks: tuple[str, ...] = ()  # doubts about the facts, for people

@@ -4,11 +4,10 @@ from aimgpu.sizing.model import Architecture, ModelKind
 
 _GATED_MATRICES = 3  # gate, up and down
 _PLAIN_MATRICES = 2
-_STATE_MATRICES = 6
 # Decoders without a gate in their feed-forward part, by `model_type` and by GGUF's name.
 _PLAIN_FAMILIES = frozenset(
     {"gpt2", "gptneox", "gpt_neox", "gptj", "gpt_bigcode", "starcoder", "starcoder2", "bloom", "mpt", "opt", "falcon", "phi"}
-    | {"phi2", "nemotron"}
+    | {"phi2", "nemotron", "nemotron_h"}
 )
 _TOLERANCE_PERCENT = 90  # families differ in biases, norms, dense first layers and shared experts
 
@@ -25,14 +24,9 @@ def embedding_parameters(architecture: Architecture) -> int:
 def layer_parameters(architecture: Architecture) -> int:
     """Attention and feed-forward of all layers. Linear-attention layers are counted by their feed-forward only."""
     matrices = _GATED_MATRICES if is_gated(architecture) else _PLAIN_MATRICES
-    dense = architecture.layers * matrices * architecture.hidden_size * architecture.intermediate_size
+    dense = _feeding_layers(architecture) * matrices * architecture.hidden_size * architecture.intermediate_size
     attending = architecture.layers if architecture.kind is ModelKind.ENCODER else architecture.caching_layers
     return (expert_parameters(architecture) or dense) + attending * _attention_parameters(architecture)
-
-
-def state_parameters(architecture: Architecture) -> int:
-    """Approximate projections of layers with a state: into twice the hidden size and its gate, and back."""
-    return architecture.stateful_layers * _STATE_MATRICES * architecture.hidden_size**2
 
 
 def is_gated(architecture: Architecture) -> bool:
@@ -43,7 +37,12 @@ def is_gated(architecture: Architecture) -> bool:
 def expert_parameters(architecture: Architecture) -> int:
     """The routed experts of all layers."""
     expert = _GATED_MATRICES * architecture.hidden_size * architecture.expert_intermediate_size
-    return architecture.layers * architecture.experts * expert
+    return _feeding_layers(architecture) * architecture.experts * expert
+
+
+def _feeding_layers(architecture: Architecture) -> int:
+    known = architecture.feed_forward_layers
+    return architecture.layers if known is None else known
 
 
 def _attention_parameters(architecture: Architecture) -> int:

@@ -72,4 +72,4 @@ def same_precision(one: str, other: str) -> bool:
 
 def _is_plain(model: ModelFacts, precision: str) -> bool:
     """Whether every weight takes the same bytes, so that the published parameter count is all there is to know."""
-    return model.architecture is not None and find_precision(precision).name in ("fp32", "fp16", "bf16")
+    return model.counted and model.architecture is not None and find_precision(precision).name in ("fp32", "fp16", "bf16")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aimgpu.errors import InvalidModelFile
-from aimgpu.sizing.formats.hybrid import find_layers, state_elements
+from aimgpu.sizing.formats.hybrid import feed_forward_layers, find_layers, find_state
 from aimgpu.sizing.model import Architecture, ModelKind
 
 LARGEST_CONFIG = 1 << 20
@@ -95,10 +95,11 @@ def _architecture(config: _Config) -> Architecture | None:
     if not layers or not hidden or not heads or layers > _MOST_LAYERS or heads > hidden:
         return None
     states = hybrid.states if hybrid is not None else 0
+    state = find_state(config.table, config.family, hidden, heads) if states else None
     attending = hybrid.attention if hybrid is not None else layers
     intermediate = config.number("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     kv_heads = config.number("num_key_value_heads", "num_kv_heads") or heads
-    head_dim = config.number("head_dim") or config.number("v_head_dim") or hidden // heads
+    head_dim = config.number("head_dim", "attention_head_dim") or config.number("v_head_dim") or hidden // heads
     wide = config.number("global_head_dim")  # Gemma 4: layers that see everything have heads of their own
     shared = min(config.number("num_kv_shared_layers"), layers - 1)  # such layers use the cache of an earlier one
     return Architecture(
@@ -117,8 +118,10 @@ def _architecture(config: _Config) -> Architecture | None:
         sliding_layers=_sliding_layers(config, attending, shared) if _window(config) else 0,
         sliding_kv_elements=2 * kv_heads * head_dim if wide else 0,
         attention_layers=max(attending - shared, 0) if hybrid is not None or shared else None,
-        state_elements=states * state_elements(config.table, config.family, hidden, heads) if states else 0,
+        state_elements=states * state.elements if state else 0,
+        state_parameters=states * state.parameters if state else 0,
         state_layers=states if hybrid is not None else None,
+        feed_forward_layers=feed_forward_layers(config.table, config.family, layers),
         kv_lora_rank=config.number("kv_lora_rank"),
         rope_head_dim=config.number("qk_rope_head_dim") if config.number("kv_lora_rank") else 0,
         experts=(experts := config.number("num_experts", "num_local_experts", "n_routed_experts")),

@@ -8,7 +8,7 @@ from aimgpu.errors import InvalidModelFile
 from aimgpu.sizing.formats.config import read_config, read_precision
 from aimgpu.sizing.formats.safetensors import DTYPE_BITS, SafeTensor
 from aimgpu.sizing.model import Architecture, ModelFacts, ModelKind
-from aimgpu.sizing.shape import embedding_parameters, layer_parameters, least_parameters, state_parameters
+from aimgpu.sizing.shape import embedding_parameters, layer_parameters, least_parameters
 
 _PRECISION_OF = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8"}
 _SCALES = (".scales", ".qzeros", ".g_idx", "_scale", "_scale_inv", "_scales", ".absmax", ".quant_map", ".zero_point")
@@ -53,7 +53,7 @@ def _without_weights(name: str, config_text: str, architecture: Architecture | N
             f"the folder has no safetensors file, and its quantisation ({unknown}) is not known",
             hint="Give the folder with the weights: their bytes are counted then.",
         )
-    parameters = embedding_parameters(architecture) + layer_parameters(architecture) + state_parameters(architecture)
+    parameters = embedding_parameters(architecture) + layer_parameters(architecture) + architecture.state_parameters
     remark = f"no weight files: about {parameters} parameters by the layers of config.json, without towers for images or sound"
     return ModelFacts(
         name=name,
@@ -61,6 +61,7 @@ def _without_weights(name: str, config_text: str, architecture: Architecture | N
         parameters=parameters,
         precision=precision,
         architecture=architecture,
+        counted=False,
         remarks=(remark,),
     )
 

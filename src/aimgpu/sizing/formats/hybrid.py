@@ -25,6 +25,14 @@ class HybridLayers:
     states: int
 
 
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """`elements`: what it keeps for one sequence, the window of its convolution and the state."""
+
+    elements: int
+    parameters: int
+
+
 class Numbers:
     """Numbers of a config under any of the names that families give them; 0: not there."""
 
@@ -53,41 +61,63 @@ def find_layers(table: Mapping[str, Any], family: str, layers: int) -> HybridLay
             states = layers
         return HybridLayers(attention, states) if attention < layers or states else None
     counted = _counted(table, layers)
-    return None if counted is None else HybridLayers(counted, layers - counted)
+    if counted is None:
+        return None
+    return HybridLayers(counted, layers if family == "zamba2" else layers - counted)
 
 
-def state_elements(table: Mapping[str, Any], family: str, hidden: int, heads: int) -> int:
-    """What one layer with a state keeps for one sequence: the window of its convolution, and the state."""
+def feed_forward_layers(table: Mapping[str, Any], family: str, layers: int) -> int:
+    """How many have a feed-forward part: of some families it is a layer of its own, or beside attention only."""
+    if family in _PURE:
+        return 0
+    kinds = _listed_kinds(table)[:layers]
+    if any(kind in _NEITHER_KINDS for kind in kinds):
+        return sum(kind in _NEITHER_KINDS for kind in kinds)
+    hybrid = find_layers(table, family, layers) if family == "zamba2" else None
+    return hybrid.attention if hybrid is not None else layers
+
+
+def find_state(table: Mapping[str, Any], family: str, hidden: int, heads: int) -> StateLayer:
+    """What one layer with a state has."""
     number, linear = Numbers(table), table.get("linear_attn_config")
     if isinstance(linear, dict) or family.startswith(("bailing_moe_v3", "alice")):  # Kimi's delta attention
         own = Numbers(linear if isinstance(linear, dict) else table)
         count = own("num_heads", "linear_num_key_heads", "num_attention_heads") or heads
         size = own("head_dim", "linear_key_head_dim") or hidden // heads
         window = (own("short_conv_kernel_size", "linear_conv_kernel_dim") or 4) - 1
-        return window * 3 * count * size + count * size * size
+        gates = 2 * size * (hidden + count * size) + hidden * count
+        return StateLayer(window * 3 * count * size + count * size * size, 4 * hidden * count * size + gates)
     if family in _PLAIN_LINEAR:
         size = number("head_dim") or hidden // heads
-        return heads * size * size
+        return StateLayer(heads * size * size, 5 * hidden * heads * size)
     if table.get("conv_L_cache") is not None:
-        return max(number("conv_L_cache") - 1, 0) * (number("conv_dim") or hidden)
+        inner = number("conv_dim") or hidden
+        return StateLayer(max(number("conv_L_cache") - 1, 0) * inner, 4 * hidden * inner)
     if value_heads := number("linear_num_value_heads"):  # gated delta net
         keys = number("linear_num_key_heads") * number("linear_key_head_dim")
         values = value_heads * number("linear_value_head_dim")
-        return _window(number) * (2 * keys + values) + values * number("linear_key_head_dim")
+        return StateLayer(
+            _window(number) * (2 * keys + values) + values * number("linear_key_head_dim"),
+            hidden * (2 * keys + 3 * values + 2 * value_heads),
+        )
     return _mamba(number, hidden)
 
 
-def _mamba(number: Numbers, hidden: int) -> int:
+def _mamba(number: Numbers, hidden: int) -> StateLayer:
     inner = number("mamba_d_ssm") or (number("mamba_expand", "expand") or 2) * hidden
     state = number("mamba_d_state", "ssm_state_size", "state_size") or 128
     heads = number("mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads")
     if not heads:  # the first Mamba
         inner = number("mamba_intermediate_size") or inner
-        return _window(number) * inner + inner * state
+        rank = number("mamba_dt_rank", "time_step_rank") or -(-hidden // 16)
+        parameters = inner * (3 * hidden + 2 * rank + 3 * state)
+        return StateLayer(_window(number) * inner + inner * state, parameters)
     size = number("mamba_head_dim", "mamba_d_head", "mamba_headdim", "head_dim") or inner // heads
     groups = number("mamba_n_groups", "mamba_ngroups", "n_groups") or 1
     inner = max(heads * size, number("mamba_d_ssm"))
-    return _window(number) * (inner + 2 * groups * state) + heads * size * state
+    convolved = inner + 2 * groups * state
+    parameters = hidden * (2 * inner + convolved + heads)
+    return StateLayer(_window(number) * convolved + heads * size * state, parameters)
 
 
 def _window(number: Numbers) -> int:
@@ -112,7 +142,7 @@ def _counted(table: Mapping[str, Any], layers: int) -> int | None:
     number, linear = Numbers(table), table.get("linear_attn_config")
     if isinstance(linear, dict) and isinstance(linear.get("kda_layers"), list):
         return max(layers - len(linear["kda_layers"]), 0)
-    for name in ("attn_layer_indices", "full_attn_idxs"):
+    for name in ("attn_layer_indices", "full_attn_idxs", "hybrid_layer_ids"):
         if isinstance(table.get(name), list):
             return min(len(table[name]), layers)
     if (group := number("layer_group_size")) > 1:

@@ -4,14 +4,16 @@ CRDs, DeviceClasses, webhook configurations and RBAC rules have one source: the 
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from aimgpu.hardware.simulated import known_products
 from aimgpu.kubernetes.cluster.admission import access_rules as admission_rules
-from aimgpu.kubernetes.cluster.admission.node_policy import node_policy
+from aimgpu.kubernetes.cluster.admission.account_policies import gateway_policy, node_policy
 from aimgpu.kubernetes.cluster.admission.warning_policies import changed_pod_warning, warning_policies
 from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration, validating_configuration
 from aimgpu.kubernetes.cluster.definitions import definition_rules
@@ -46,6 +48,7 @@ def render() -> dict[Path, str]:
         files[CHART / "files" / f"webhooks-{scope.value}.yaml"] = _yaml(*configurations)
     files[CHART / "files" / "namespace-warnings.yaml"] = _yaml(*warning_policies())
     files[CHART / "files" / "node-policy.yaml"] = _yaml(*node_policy(_NAMESPACE))
+    files[CHART / "files" / "gateway-policy.yaml"] = _yaml(*gateway_policy(_NAMESPACE))
     files[CHART / "files" / "placement-policy.yaml"] = _yaml(*placement_policy(_NAMESPACE))
     files[CHART / "files" / "pod-warning.yaml"] = _yaml(*changed_pod_warning())
     rules = {
@@ -68,6 +71,7 @@ def render() -> dict[Path, str]:
     }
     for name, value in rules.items():
         files[CHART / "files" / f"{name}.yaml"] = yaml.safe_dump(value, sort_keys=False, width=120)
+    files[CHART / "files" / "products.txt"] = _products()
     files[CHART / "values.schema.json"] = json.dumps(_schema(), indent=2) + "\n"
     return files
 
@@ -82,24 +86,30 @@ def _schema() -> dict[str, Any]:
     schema = _typed(values)
     schema["$schema"] = "https://json-schema.org/draft-07/schema#"
     properties = schema["properties"]
+    properties["global"] = {"type": "object"}  # Helm's own, where this is a part of another chart
     properties["image"]["properties"]["digest"]["pattern"] = "^(sha256:[0-9a-f]{64})?$"
     properties["image"]["properties"]["pullPolicy"]["enum"] = ["Always", "IfNotPresent", "Never"]
     properties["agent"]["properties"]["layouts"]["enum"] = [rights.value for rights in LayoutRights]
     properties["agent"]["properties"]["singleDevice"] = {"enum": ["auto", True, False]}
-    properties["agent"]["properties"]["simulated"]["pattern"] = r"^([A-Za-z0-9-]+(:[0-9]+)?)?(,[A-Za-z0-9-]+(:[0-9]+)?)*$"
     properties["admission"]["properties"]["namespaces"]["enum"] = [scope.value for scope in AdmittedNamespaces]
     placement = properties["placement"]["properties"]
     placement["pods"]["enum"], placement["form"]["enum"] = ["gpu", "all"], [form.value for form in PlacementForm]
-    placement["waiting"]["pattern"] = "^(never|[0-9.]+(ms|s|m|h))$"
+    placement["waiting"]["pattern"] = rf"^(never|{_NUMBER}(ms|s|m|h))$"
     for component in ("admission", "operator", "gateway"):
         properties[component]["properties"]["replicas"]["minimum"] = 1
     agent, gateway = properties["agent"]["properties"], properties["gateway"]["properties"]
-    agent["defaultShare"]["pattern"] = r"^([1-9][0-9]?%|100%|[0-9.]+ ?[KMGT]i?B?)$"
+    agent["simulated"]["pattern"] = r"^([A-Za-z0-9-]+(:[1-9][0-9]*)?(,[A-Za-z0-9-]+(:[1-9][0-9]*)?)*)?$"
+    agent["defaultShare"]["pattern"] = r"^(100%|[1-9][0-9]?(\.[0-9]+)?%|0\.[0-9]*[1-9])$"
     for folder in ("kubeletFolder", "cdiFolder", "stateFolder", "runFolder"):
         agent[folder]["pattern"] = "^/."
-    gateway["keysSecret"]["minLength"] = 1
+    properties["image"]["properties"]["repository"]["pattern"] = "^([^@]*/)?[^@:/]*$"  # the tag has a value of its own
+    properties["nameOverride"]["pattern"] = f"^({_LABEL})?$"
+    properties["serviceMonitor"]["properties"]["interval"]["pattern"] = rf"^{_NUMBER}(ms|s|m|h)$"
+    properties["web"]["properties"]["namespace"]["pattern"] = f"^({_LABEL})?$"
+    gateway["keysSecret"]["pattern"] = rf"^{_LABEL}(\.{_LABEL})*$"
     gateway["drainSeconds"]["minimum"] = 0
     service = gateway["service"]["properties"]
+    service |= {"annotations": _TEXTS, "labels": _TEXTS}
     service["type"]["enum"] = ["ClusterIP", "NodePort", "LoadBalancer"]
     service["nodePort"] = {"anyOf": [{"const": 0}, {"type": "integer", "minimum": 30000, "maximum": 32767}]}
     tls_port = gateway["tls"]["properties"]["port"]
@@ -112,29 +122,68 @@ def _schema() -> dict[str, Any]:
     return schema
 
 
-_FREE = {"pod", "container", "annotations", "issuer", "labels", "commonLabels"}  # maps whose keys are the user's
+_NUMBER = r"[0-9]+(\.[0-9]+)?"
+_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"  # of a DNS name
 _QUANTITIES = {  # as Kubernetes reads them
     "type": "object",
     "additionalProperties": {
-        "type": "object",
-        "additionalProperties": {"type": ["string", "number"], "pattern": r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?|e[0-9]+)?$"},
+        "type": ["string", "number"],
+        "minimum": 0,
+        "pattern": rf"^{_NUMBER}(m|[kMGTPE]i?|e[0-9]+)?$",
     },
+}
+_TEXT, _OBJECT, _LIST = {"type": "string"}, {"type": "object"}, {"type": "array"}
+_TEXTS = {**_OBJECT, "additionalProperties": _TEXT}
+_NAMED = {**_LIST, "items": {**_OBJECT, "required": ["name"], "properties": {"name": _TEXT}}}
+_POD: dict[str, dict[str, Any]] = {  # the other keys are those of a pod's spec
+    "annotations": _TEXTS,
+    "labels": _TEXTS,
+    "nodeSelector": _TEXTS,
+    "affinity": _OBJECT,
+    "securityContext": _OBJECT,
+    "tolerations": _LIST,
+    "topologySpreadConstraints": _LIST,
+    "volumes": _LIST,
+    "priorityClassName": _TEXT,
+}
+_SPECIAL: dict[str, dict[str, Any]] = {  # by the value's name
+    "pod": {**_OBJECT, "properties": _POD},
+    "container": {**_OBJECT, "properties": {"env": _LIST, "args": _LIST, "volumeMounts": _LIST}},
+    "issuer": _OBJECT,
+    "annotations": _TEXTS,
+    "labels": _TEXTS,
+    "commonLabels": _TEXTS,
+    "resources": {
+        **_OBJECT,
+        "additionalProperties": False,
+        "properties": {"requests": _QUANTITIES, "limits": _QUANTITIES, "claims": _LIST},
+    },
+    "watchNamespaces": {**_LIST, "items": {**_TEXT, "pattern": f"^{_LABEL}$"}},
+    "shortNames": {**_LIST, "items": {**_TEXT, "pattern": rf"^(\*|{_LABEL})$"}},
+    "extraArgs": {**_LIST, "items": _TEXT},
+    "mediaDomains": {**_LIST, "items": _TEXT},
+    "hostnames": {**_LIST, "items": _TEXT},
+    "imagePullSecrets": _NAMED,
+    "parentRefs": _NAMED,
+    "monitoringFrom": {**_LIST, "items": _OBJECT},
 }
 
 
 def _typed(value: Any, name: str = "") -> dict[str, Any]:  # noqa: ANN401 - YAML
+    if name in _SPECIAL:
+        return _SPECIAL[name]
     if isinstance(value, dict):
-        if name in _FREE:
-            return {"type": "object"}
-        if name == "resources":
-            return _QUANTITIES
         properties = {key: _typed(item, key) for key, item in value.items()}
         return {"type": "object", "additionalProperties": name == "service", "properties": properties}
-    if isinstance(value, list):
-        return {"type": "array"}
     if isinstance(value, bool):
         return {"type": "boolean"}
     return {"type": "integer"} if isinstance(value, int) else {"type": "string"}
+
+
+def _products() -> str:
+    """Names of GPUs that can be simulated, each with and without its memory, without separators."""
+    names = {name for one in known_products() for name in (one.name, re.sub(r"-[0-9]+$", "", one.name))}
+    return "".join(f"{name}\n" for name in sorted({re.sub("[^a-z0-9]", "", name.lower()) for name in names}))
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
 """The chart as it ships, installed with real helm: pods of all parts run with the shipped roles, and nothing is left after."""
 
+import asyncio
 import json
 import operator
 import os
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ from tests.cluster.cluster import BUSYBOX_IMAGE, PYTHON_IMAGE, Cluster
 from tests.cluster.waiting import wait_for, wait_until
 from tests.kubernetes.chart import CHART, NAMESPACE, RELEASE, ROOT, helm
 from tests.kubernetes.cluster_page import check_layouts_of_the_pod, check_page_in_chromium, check_page_of_the_pod
+
+from aimgpu.errors import ClusterFailed
+from aimgpu.kubernetes.api.access import read_kubeconfig
+from aimgpu.kubernetes.api.client import Client
+from aimgpu.kubernetes.api.resources import DEPLOYMENTS, NODES, RESOURCE_SLICES
+from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES
 
 PARTS = (
     "daemonset/aim-gpu-sharing-agent",
@@ -181,6 +188,63 @@ def test_a_node_is_tried_with_the_agents_rights_and_nothing_is_left(installed: C
     assert json.loads((tmp_path / "report.json").read_text())["trials"] == found["trials"]
     pods = partial(installed.get_all, "pods", NAMESPACE, "app.kubernetes.io/component=verify")
     wait_until(lambda: pods() == [], "the pod is removed")
+
+
+def test_tokens_of_agent_and_gateway_write_what_is_theirs_only(installed: Cluster, namespace: str) -> None:
+    node, other = installed.nodes[0].name, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}}
+    foreign = {"driver": "gpu.example.com", "nodeName": node, "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}}
+    slices = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+    installed.apply([other, {**slices, "metadata": {"name": "foreign"}, "spec": {**foreign, "devices": []}}])
+    container = {"name": "main", "image": BUSYBOX_IMAGE}
+    for name, key in (("dns", "k8s-app"), ("model", "aim.amd.com/served-model")):
+        template = {"metadata": {"labels": {key: name}}, "spec": {"containers": [container]}}
+        spec = {"replicas": 0, "selector": {"matchLabels": {key: name}}, "template": template}
+        installed.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}, namespace)
+    (pod,) = installed.get_all("pods", NAMESPACE, "app.kubernetes.io/component=agent")
+    bound = ("--bound-object-kind=Pod", f"--bound-object-name={pod['metadata']['name']}")
+    label = {"metadata": {"labels": {"some": "label"}}}
+    made = {**slices, "metadata": {"name": "made"}, "spec": {**foreign, "driver": "gpu.aim.amd.com", "nodeName": "other"}}
+
+    gpu_node = {"apiVersion": "aim.amd.com/v1alpha1", "kind": "GpuNode", "metadata": {"name": "other"}, "spec": {}}
+
+    async def agent(client: Client) -> None:
+        await client.patch(NODES, node, label, dry_run=True)
+        for call in (
+            lambda: client.patch(NODES, "other", label),
+            lambda: client.patch(NODES, node, {"spec": {"unschedulable": True}}),
+            lambda: client.create(RESOURCE_SLICES, made),
+            lambda: client.delete(RESOURCE_SLICES, "foreign"),
+            lambda: client.create(GPU_NODES, gpu_node),
+        ):
+            with pytest.raises(ClusterFailed, match="of its own node only"):
+                await call()
+
+    async def gateway(client: Client) -> None:
+        up = {"spec": {"replicas": 1}}
+        await client.patch(DEPLOYMENTS, "model", up, namespace, subresource="scale", dry_run=True)
+        with pytest.raises(ClusterFailed, match="select their pods by the label"):
+            await client.patch(DEPLOYMENTS, "dns", up, namespace, subresource="scale")
+        with pytest.raises(ClusterFailed, match="cannot patch"):
+            await client.patch(DEPLOYMENTS, "model", label, namespace)
+
+    _as_account(installed, "aim-gpu-sharing-agent", agent, *bound)
+    _as_account(installed, "aim-gpu-sharing-gateway", gateway)
+    installed.kubectl("delete", "node/other", "resourceslice/foreign")
+
+
+def _as_account(cluster: Cluster, name: str, act: Callable[[Client], Awaitable[None]], *bound: str) -> None:
+    """With a token of the chart's account."""
+    token = cluster.kubectl("create", "token", name, f"--namespace={NAMESPACE}", *bound).strip()
+    config = yaml.safe_load(cluster.outside_kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    path = cluster.folder / f"{name}.kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+
+    async def main() -> None:
+        async with Client(read_kubeconfig(path)) as client:
+            await act(client)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("repartition", [True, False])
@@ -508,6 +572,7 @@ def aimgpu_keys(cluster: Cluster, verb: str, name: str) -> str:
 def test_uninstalling_leaves_nothing_but_definitions(installed: Cluster) -> None:
     helm("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--wait", kubeconfig=installed.outside_kubeconfig)
     kinds = "clusterroles,clusterrolebindings,mutatingwebhookconfigurations,validatingwebhookconfigurations,deviceclasses"
+    kinds += ",validatingadmissionpolicies,validatingadmissionpolicybindings"
     left = json.loads(installed.kubectl("get", kinds, "--output=json"))["items"]
     names = [
         item["metadata"]["name"]

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from tests.kubernetes.chart import CHART, NAMESPACE, RELEASE, ROOT, helm
 
-from aimgpu.kubernetes.cluster.admission.node_policy import node_policy
+from aimgpu.hardware.simulated import known_products
+from aimgpu.kubernetes.cluster.admission.account_policies import gateway_policy, node_policy
 from aimgpu.kubernetes.cluster.admission.warning_policies import changed_pod_warning, warning_policies
 from aimgpu.kubernetes.cluster.admission.webhook_configurations import mutating_configuration, placement_conditions
 from aimgpu.kubernetes.cluster.definitions import definition_rules
@@ -105,11 +106,70 @@ def test_short_names_are_those_of_the_releases_namespace_unless_others_are_liste
         "agent.layouts=all",
         "agent.stateFolder=var/lib",
         "agent.resources.limits.memory=lots",
+        "agent.resources.limits.memory=-1",
+        "agent.resources.limit.memory=1Gi",
+        "agent.defaultShare=24GiB",  # a part is meant: GPUs differ
+        "agent.simulated=MI300X:0",
+        "agent.pod.tolerations=all",
+        "commonLabels.cost=1",
+        "image.repository=registry.example/aimgpu:1",
+        "imagePullSecrets={mine}",
+        "operator.watchNamespaces={Team_A}",
+        "placement.waiting=1.2.3s",
+        "serviceMonitor.interval=often",
     ],
 )
 def test_wrong_values_are_refused(wrong: str) -> None:
     with pytest.raises(RuntimeError, match="values don't meet"):
         rendered("--set-string" if "maybe" in wrong else "--set", wrong)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ("agent.simulated=FOO:1", 'there is no GPU "FOO"'),
+        ("gateway.httpRoute.enabled=true", r"httpRoute\.parentRefs"),
+        ("gateway.autoscaling.enabled=true,gateway.replicas=5", "maxReplicas=4 is less than"),
+        ("gateway.tls.secretName=mine,gateway.service.port=443", "are the same"),
+        ("placement.enabled=true,operator.enabled=false", r"operator\.enabled"),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(values: str, words: str) -> None:
+    with pytest.raises(RuntimeError, match=words):
+        rendered("--set", values)
+
+
+def test_every_gpu_that_can_be_simulated_is_taken() -> None:
+    names = ",".join(f"{product.name}:1" for product in known_products())
+    (agent,) = (item for item in rendered("--set-json", f'agent.simulated="{names},h200"') if item["kind"] == "DaemonSet")
+    assert f"--simulated={names},h200" in agent["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def test_it_can_be_a_part_of_another_chart(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    shutil.copytree(CHART, whole / "charts" / CHART.name)
+    (whole / "Chart.yaml").write_text("apiVersion: v2\nname: whole\nversion: 0.0.1\n")
+    values = ("--set=aim-gpu-sharing.image.repository=registry.example/aimgpu", "--set=global.team=ml")
+    assert "aim-gpu-sharing-agent" in helm("template", RELEASE, str(whole), "--kube-version=1.36.4", *values)
+
+
+@pytest.mark.parametrize("layouts", ["none", "compute", "memory"])
+def test_openshift_gets_constraints_with_the_agents_rights_and_gives_the_others_their_users(layouts: str) -> None:
+    items = rendered(f"--set=agent.layouts={layouts}", "--api-versions=security.openshift.io/v1")
+    (constraints,) = (item for item in items if item["kind"] == "SecurityContextConstraints")
+    for item in items:
+        if item["kind"] not in ("DaemonSet", "Deployment", "Job"):
+            continue
+        (container,) = item["spec"]["template"]["spec"]["containers"]
+        context = container["securityContext"]
+        if item["kind"] == "DaemonSet":
+            assert constraints["allowedCapabilities"] == context["capabilities"]["add"]
+            assert constraints["seLinuxContext"]["seLinuxOptions"] == context["seLinuxOptions"] == {"type": "spc_t"}
+        else:
+            assert context["runAsNonRoot"]
+            assert "runAsUser" not in context
+    assert constraints["users"] == [f"system:serviceaccount:{NAMESPACE}:aim-gpu-sharing-agent"]
+    assert not any(item["kind"] == "SecurityContextConstraints" for item in rendered())
 
 
 def test_placement_comes_with_its_policy_its_rights_and_its_webhook() -> None:
@@ -196,7 +256,12 @@ def test_with_the_device_plugin_alone_kubernetes_1_29_gets_nothing_that_it_does_
     assert not {one for one in versions if one.startswith("resource.k8s.io/")}
     names = {(item["kind"], item["metadata"]["name"]) for item in old}
     missing = {(item["kind"], item["metadata"]["name"]) for item in new} - names
-    policies = [*node_policy(NAMESPACE), *changed_pod_warning(), *(warning_policies() if scope == "labelled" else ())]
+    policies = [
+        *node_policy(NAMESPACE),
+        *gateway_policy(NAMESPACE),
+        *changed_pod_warning(),
+        *(warning_policies() if scope == "labelled" else ()),
+    ]
     warnings = {(item["kind"], item["metadata"]["name"]) for item in policies}
     assert missing == warnings | {(item["kind"], item["metadata"]["name"]) for item in device_classes()}
     pods = [item["spec"]["template"]["spec"] for item in old if item["kind"] in ("DaemonSet", "Deployment", "Job")]
@@ -400,6 +465,7 @@ def test_labelled_namespaces_are_an_option_with_policies_that_warn_of_the_others
         policies = [item for item in found if item["kind"].startswith("ValidatingAdmissionPolicy")]
         expected = [
             *node_policy(NAMESPACE),
+            *gateway_policy(NAMESPACE),
             *changed_pod_warning(),
             *(warning_policies() if scope is AdmittedNamespaces.LABELLED else ()),
         ]

@@ -42,6 +42,9 @@ def taint(key: str, value: str = "", effect: str = "NoSchedule") -> Object:
         (terms(("cores", "Lt", "64")), False),
         (terms(("zone", "Gt", "1")), False),
         (terms(("none", "Lt", "1")), False),
+        (terms(("cores", "Gt", "+63")), True),
+        (terms(("odd", "Gt", "1")), False),
+        (terms(("huge", "Gt", "1")), False),
         (terms(("zone", "Unknown")), False),
         (terms(("metadata.name", "In", "n1"), kind="matchFields"), True),
         (terms(("metadata.name", "In", "n2"), kind="matchFields"), False),
@@ -49,7 +52,7 @@ def taint(key: str, value: str = "", effect: str = "NoSchedule") -> Object:
     ],
 )
 def test_selectors_and_affinity(spec: Object, *, allowed: bool) -> None:
-    node = read_node(node_body("n1", LARGE, zone="a", cores="64"))
+    node = read_node(node_body("n1", LARGE, zone="a", cores="64", odd="1_0", huge="9" * 20))
     assert read_rules(spec).allow(node) is allowed
 
 

@@ -76,7 +76,8 @@ def test_whole_gpus_are_an_extended_resource() -> None:
     [
         ("gpu: {partition: 1g.18gb}", "cannot be asked for on a cluster"),
         ("gpu: {devices: 2}", "cannot size a model over 2 GPUs"),
-        ("place: {with: [other]}", "no meaning on a cluster"),
+        ("place: {pinned: true}", "no meaning on a cluster"),
+        ("place: {partition: gpu0/cpx-0}", "no meaning on a cluster"),
         ("engine: llamacpp, args: {threads: 2}", "takes no `args:`"),
         ("env: {TOKEN: {from_variable: NOT_SET_ANYWHERE}}", "has no variable NOT_SET_ANYWHERE"),
     ],
@@ -84,6 +85,22 @@ def test_whole_gpus_are_an_extended_resource() -> None:
 def test_what_a_cluster_cannot_do_is_refused(model: str, reason: str) -> None:
     with pytest.raises(AimGpuError, match=reason):
         render(model)
+
+
+def test_company_is_affinity_between_pods_and_spreading_is_soft() -> None:
+    rules = "place: {products: [MI300X], with: [embed], not_with: [batch, night/ly], spread: true}"
+    pod = render(rules)["Deployment"]["spec"]["template"]["spec"]
+    required, node = "requiredDuringSchedulingIgnoredDuringExecution", "kubernetes.io/hostname"
+
+    def models(*values: str) -> dict[str, Any]:
+        return {"matchExpressions": [{"key": "aim.amd.com/served-model", "operator": "In", "values": list(values)}]}
+
+    assert pod["affinity"]["podAffinity"] == {required: [{"labelSelector": models("embed"), "topologyKey": node}]}
+    (apart,) = pod["affinity"]["podAntiAffinity"][required]
+    assert apart == {"labelSelector": models("batch", object_name("night/ly")), "topologyKey": node}
+    assert pod["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
+    (spread,) = pod["topologySpreadConstraints"]
+    assert (spread["whenUnsatisfiable"], spread["labelSelector"]) == ("ScheduleAnyway", models("chat"))
 
 
 def test_a_file_of_this_machine_is_refused() -> None:

@@ -12,8 +12,28 @@
 {{- if semverCompare ">=1.34.0-0" .Capabilities.KubeVersion.Version }}true{{ end -}}
 {{- end -}}
 
+{{- define "aim.onOpenShift" -}}
+{{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}true{{ end -}}
+{{- end -}}
+
+{{- /* What the agent may do on its node: no more than the layouts need that it may change. SYS_PTRACE is for the watchdog, which
+looks at the open files of tenants' processes; SYS_ADMIN for MIG instances and compute modes, SYS_MODULE for the reload of the
+driver that a memory mode takes. */}}
+{{- define "aim.agentCapabilities" -}}
+- SYS_PTRACE
+- DAC_OVERRIDE
+- FOWNER
+- CHOWN
+{{- if has .Values.agent.layouts (list "compute" "memory") }}
+- SYS_ADMIN
+{{- end }}
+{{- if eq .Values.agent.layouts "memory" }}
+- SYS_MODULE
+{{- end }}
+{{- end -}}
+
 {{- define "aim.labels" -}}
-app.kubernetes.io/name: aim-gpu-sharing
+app.kubernetes.io/name: {{ .Values.nameOverride | default "aim-gpu-sharing" }}
 app.kubernetes.io/part-of: aim-gpu-sharing
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -40,8 +60,10 @@ app.kubernetes.io/component: {{ .component }}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 runAsNonRoot: true
+{{- if not (include "aim.onOpenShift" .) }}{{/* which gives each namespace users of its own */}}
 runAsUser: 65532
 runAsGroup: 65532
+{{- end }}
 capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
@@ -208,7 +230,7 @@ metadata:
   namespace: {{ $root.Release.Namespace }}
   labels: {{- include "aim.labels" $root | nindent 4 }}
 spec:
-  parentRefs: {{- toYaml (required "httpRoute.parentRefs: the Gateways that take its traffic" .parentRefs) | nindent 4 }}
+  parentRefs: {{- toYaml (required "httpRoute.parentRefs: the Gateways that take its traffic" (.parentRefs | default nil)) | nindent 4 }}
   {{- with .hostnames }}
   hostnames: {{- toYaml . | nindent 4 }}
   {{- end }}

@@ -63,7 +63,7 @@ HINT = "aim.amd.com/placement-hint"  # annotation of a pod: the node that kube-s
 UNHINTED = "aim.amd.com/placement-skipped"  # annotation of a pod: why it was left to kube-scheduler
 LABEL_PLACEMENT = "aim.amd.com/placement"  # of a namespace, with the value "enabled"
 PLACER_LEASE = "aim-gpu-sharing-placer"
-OPERATOR_ACCOUNT = "aim-gpu-sharing-operator"
+OPERATOR_ACCOUNT, GATEWAY_ACCOUNT = "aim-gpu-sharing-operator", "aim-gpu-sharing-gateway"
 
 # The node agents' pods, as the chart makes them.
 AGENT_ACCOUNT, AGENT_LABEL = "aim-gpu-sharing-agent", "app.kubernetes.io/component=agent"

@@ -6,12 +6,11 @@ those would convert every pod, which is what selecting namespaces avoids. Change
 
 from typing import Any
 
-from aimgpu.kubernetes.cluster.admission.webhook_configurations import matching_rule
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import matching_rule, with_binding
 from aimgpu.kubernetes.vocabulary.annotations import COMPUTE, ISOLATION, PRIORITY, REVIEWED, SHARING
 from aimgpu.kubernetes.vocabulary.names import WEBHOOKS
 from aimgpu.kubernetes.vocabulary.namespaces import ENABLED, LABEL, unadmitted_selector
 
-_VERSION = "admissionregistration.k8s.io/v1"
 _WRITES = ("CREATE", "UPDATE")
 _CHANGED = (
     "the share of a GPU is that of the pod's creation, and this annotation changes nothing of it: "
@@ -46,7 +45,7 @@ def changed_pod_warning() -> tuple[dict[str, Any], dict[str, Any]]:
         "matchConditions": [{"name": "changes-a-gpu-share", "expression": f"[{keys}].exists(key, {' != '.join(values)})"}],
         "validations": [{"expression": "false", "message": _CHANGED}],
     }
-    return _with_binding(f"{WEBHOOKS}-changed-pods", policy, {})
+    return with_binding(f"{WEBHOOKS}-changed-pods", policy, "Warn")
 
 
 def _policy(name: str, place: str, rules: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -65,13 +64,4 @@ def _policy(name: str, place: str, rules: list[dict[str, Any]]) -> tuple[dict[st
         "validations": [{"expression": "false", "messageExpression": message}],
     }
     # Here, not in the policy: a policy's selector is parsed for each request of any kind, a binding's where the policy matches.
-    return _with_binding(name, policy, {"matchResources": {"namespaceSelector": unadmitted_selector()}})
-
-
-def _with_binding(name: str, policy: dict[str, Any], more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    metadata = {"name": name, "labels": {"app.kubernetes.io/part-of": WEBHOOKS}}
-    binding = {"policyName": name, **more, "validationActions": ["Warn"]}
-    return (
-        {"apiVersion": _VERSION, "kind": "ValidatingAdmissionPolicy", "metadata": metadata, "spec": policy},
-        {"apiVersion": _VERSION, "kind": "ValidatingAdmissionPolicyBinding", "metadata": metadata, "spec": binding},
-    )
+    return with_binding(name, policy, "Warn", matchResources={"namespaceSelector": unadmitted_selector()})

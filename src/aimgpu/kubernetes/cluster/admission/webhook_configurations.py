@@ -12,6 +12,7 @@ from aimgpu.kubernetes.vocabulary.namespaces import (
     refusing_selector,
 )
 
+_VERSION = "admissionregistration.k8s.io/v1"
 _TIMEOUT_SECONDS = 5
 _PLACEMENT = "/mutate/placement"
 _PODS, _SERVICES, _LLM_SERVICES = "/mutate/pods", "/validate/inferenceservices", "/validate/llminferenceservices"
@@ -94,9 +95,21 @@ def matching_rule(group: str, version: str, resources: tuple[str, ...], operatio
     }
 
 
+def with_binding(
+    name: str, policy: dict[str, Any], action: str = "Deny", **more: object
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A ValidatingAdmissionPolicy and its binding; `more`: of the binding."""
+    metadata = {"name": name, "labels": {"app.kubernetes.io/part-of": WEBHOOKS}}
+    binding = {"policyName": name, **more, "validationActions": [action]}
+    return (
+        {"apiVersion": _VERSION, "kind": "ValidatingAdmissionPolicy", "metadata": metadata, "spec": policy},
+        {"apiVersion": _VERSION, "kind": "ValidatingAdmissionPolicyBinding", "metadata": metadata, "spec": binding},
+    )
+
+
 def _configuration(kind: str, webhooks: list[dict[str, Any]]) -> dict[str, Any]:
     metadata = {"name": WEBHOOKS, "labels": {"app.kubernetes.io/part-of": WEBHOOKS}}
-    return {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": metadata, "webhooks": webhooks}
+    return {"apiVersion": _VERSION, "kind": kind, "metadata": metadata, "webhooks": webhooks}
 
 
 def _webhook(name: str, client: dict[str, Any], policy: str, namespaces: dict[str, Any]) -> dict[str, Any]:

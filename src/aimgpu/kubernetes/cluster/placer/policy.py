@@ -8,12 +8,11 @@ from typing import Any
 
 from aimgpu.kubernetes.api.client import Client
 from aimgpu.kubernetes.api.resources import POLICIES, POLICY_BINDINGS
-from aimgpu.kubernetes.cluster.admission.webhook_configurations import matching_rule
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import matching_rule, with_binding
 from aimgpu.kubernetes.cluster.operator.leader import own_account
 from aimgpu.kubernetes.vocabulary.names import GATE, HINT, OPERATOR_ACCOUNT, UNHINTED, WEBHOOKS
 
 NAME = f"{WEBHOOKS}-placement"
-_VERSION = "admissionregistration.k8s.io/v1"
 _OLD_GATES, _GATES = (f"{one}.spec.?schedulingGates.orValue([])" for one in ("oldObject", "object"))
 _PART = "request.?subResource.orValue('')"
 _NOTES = f"['{HINT}', '{UNHINTED}']"
@@ -65,12 +64,7 @@ def placement_policy(namespace: str) -> tuple[dict[str, Any], dict[str, Any]]:
         "matchConditions": [{"name": "is-the-operator", "expression": f"request.userInfo.username == '{user}'"}],
         "validations": [{"expression": rule, "message": text, "reason": "Forbidden"} for text, rule in _VALIDATIONS],
     }
-    metadata = {"name": NAME, "labels": {"app.kubernetes.io/part-of": WEBHOOKS}}
-    binding = {"policyName": NAME, "validationActions": ["Deny"]}
-    return (
-        {"apiVersion": _VERSION, "kind": "ValidatingAdmissionPolicy", "metadata": metadata, "spec": policy},
-        {"apiVersion": _VERSION, "kind": "ValidatingAdmissionPolicyBinding", "metadata": metadata, "spec": binding},
-    )
+    return with_binding(NAME, policy)
 
 
 async def find_gap(client: Client, namespace: str) -> str | None:

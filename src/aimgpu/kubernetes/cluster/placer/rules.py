@@ -6,6 +6,7 @@ already against the new one, and limits of attached volumes.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ CPU, MEMORY, PODS = "cpu", "memory", "pods"
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 _COMPARED = {"Gt": 1, "Lt": -1}
+_WHOLE_NUMBER, _INT64 = re.compile("[+-]?[0-9]{1,64}", re.ASCII), 1 << 63
 _MOST_MILLIS, _MOST = 10**9, 1 << 50  # no node has more; sums over pods of larger amounts overflow arrays
 _ANYWHERE = "0.0.0.0"  # noqa: S104 - what a host port without an address means
 
@@ -177,10 +179,12 @@ def _meets(row: Object, labels: Mapping[str, str]) -> bool:
 
 
 def _compares(value: str | None, values: Sequence[str], sign: int) -> bool:
-    try:
-        return len(values) == 1 and (int(value or "") - int(values[0])) * sign > 0
-    except ValueError:
+    """As whole numbers of 64 bits, which is what kube-scheduler reads; anything else matches nothing."""
+    compared = [value or "", *values]
+    if len(values) != 1 or not all(_WHOLE_NUMBER.fullmatch(text) for text in compared):
         return False
+    label, bound = map(int, compared)
+    return -_INT64 <= min(label, bound) <= max(label, bound) < _INT64 and (label - bound) * sign > 0
 
 
 def _tolerates(tolerations: Iterable[Object], taint: Mapping[str, str]) -> bool:

@@ -23,7 +23,7 @@ from aimgpu.kubernetes.api.resources import (
     VOLUME_CLAIMS,
 )
 from aimgpu.kubernetes.models.serving.engine_container import DOOR_MAP, PORT, ServingImages, engine_container, secret_name
-from aimgpu.kubernetes.models.serving.share_request import node_affinity, request_share
+from aimgpu.kubernetes.models.serving.share_request import pod_rules, request_share
 from aimgpu.kubernetes.vocabulary import model_labels as labels
 from aimgpu.units import format_duration_ms, format_ppm
 
@@ -147,9 +147,7 @@ def _pod(deployment: Deployment, options: RenderOptions) -> tuple[dict[str, str]
     }
     if engine == "vllm":
         spec["volumes"].append({"name": "door", "configMap": {"name": DOOR_MAP}})
-    affinity = node_affinity(deployment)
-    if affinity:
-        spec["affinity"] = affinity
+    spec |= pod_rules(deployment)
     if options.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
     return share.annotations, spec

@@ -1,5 +1,6 @@
 """What a model of the stack file asks of a GPU, as annotations and limits of its pods. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,9 +8,10 @@ from aimgpu.domain import Auto, Deployment, Fraction, IsolationRequirement, Memo
 from aimgpu.errors import InvalidInput
 from aimgpu.kubernetes.vocabulary import annotations as keys
 from aimgpu.kubernetes.vocabulary import names
-from aimgpu.kubernetes.vocabulary.model_labels import CONCURRENCY, MODEL, PRIORITY
+from aimgpu.kubernetes.vocabulary.model_labels import CONCURRENCY, MODEL, PRIORITY, SERVED_MODEL, label_value
 from aimgpu.units import MIB, PPM
 
+_REQUIRED, _NODE = "requiredDuringSchedulingIgnoredDuringExecution", "kubernetes.io/hostname"
 _MODES = ("spx", "dpx", "tpx", "qpx", "cpx")
 
 
@@ -37,18 +39,31 @@ def request_share(deployment: Deployment) -> ShareRequest:
     return ShareRequest(annotations=found)
 
 
-def node_affinity(deployment: Deployment) -> dict[str, Any]:
-    """Of the products that the model may run on; empty: any."""
-    ask = deployment.ask
+def pod_rules(deployment: Deployment) -> dict[str, Any]:
+    """Where its pods may run, as parts of a pod's spec: products, and nodes with or without other models."""
+    ask, affinity = deployment.ask, dict[str, Any]()
     terms = [
         {"key": names.LABEL_PRODUCT, "operator": operator, "values": sorted(products)}
         for operator, products in (("In", ask.products), ("NotIn", ask.refused_products))
         if products
     ]
-    if not terms:
-        return {}
-    selector = {"nodeSelectorTerms": [{"matchExpressions": terms}]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": selector}}
+    if terms:
+        affinity["nodeAffinity"] = {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": terms}]}}
+    if ask.with_deployments:
+        beside = [{"labelSelector": _pods_of([name]), "topologyKey": _NODE} for name in sorted(ask.with_deployments)]
+        affinity["podAffinity"] = {_REQUIRED: beside}
+    if ask.not_with_deployments:
+        apart = {"labelSelector": _pods_of(sorted(ask.not_with_deployments)), "topologyKey": _NODE}
+        affinity["podAntiAffinity"] = {_REQUIRED: [apart]}
+    rules: dict[str, Any] = {"affinity": affinity} if affinity else {}
+    if ask.spread is Spread.SPREAD:
+        soft = {"maxSkew": 1, "topologyKey": _NODE, "whenUnsatisfiable": "ScheduleAnyway"}
+        rules["topologySpreadConstraints"] = [{**soft, "labelSelector": _pods_of([deployment.name])}]
+    return rules
+
+
+def _pods_of(models: Sequence[str]) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": SERVED_MODEL, "operator": "In", "values": [label_value(name) for name in models]}]}
 
 
 def _want(deployment: Deployment) -> dict[str, str]:
@@ -84,10 +99,7 @@ def _refuse_unknown(deployment: Deployment) -> None:
     refused = {
         "place: {vendor, not_vendor}": ask.vendor or ask.refused_vendor,
         "place: {partition}": ask.partition_id,
-        "place: {with}": ask.with_deployments,
-        "place: {not_with}": ask.not_with_deployments,
         "place: {pinned}": ask.pinned,
-        "place: {spread}": ask.spread is not Spread.PACK,
     }
     if deployment.aliases or deployment.default:
         raise InvalidInput(
@@ -98,5 +110,5 @@ def _refuse_unknown(deployment: Deployment) -> None:
         if given:
             raise InvalidInput(
                 f"{deployment.name}: '{key}' has no meaning on a cluster, where kube-scheduler places",
-                hint="Remove it; `place: {products: [...]}` holds on a cluster too.",
+                hint="Remove it; products, with, not_with and spread hold on a cluster too.",
             )

@@ -1,20 +1,22 @@
-"""A policy that holds each node agent to its own node: the API server evaluates it itself.
+"""Policies for what a role cannot express: the API server evaluates them itself.
 
-A role cannot say "your own node", so each agent may write what concerns all nodes. The token of its pod names the pod's node.
+An agent's role covers all nodes; the token of its pod names the one that it may write. A gateway's role covers all Deployments;
+it may scale those of models.
 """
 
 from typing import Any
 
-from aimgpu.kubernetes.cluster.admission.webhook_configurations import matching_rule
-from aimgpu.kubernetes.vocabulary.names import AGENT_ACCOUNT, DRIVER, GROUP, WEBHOOKS
+from aimgpu.kubernetes.cluster.admission.webhook_configurations import matching_rule, with_binding
+from aimgpu.kubernetes.vocabulary.model_labels import SERVED_MODEL
+from aimgpu.kubernetes.vocabulary.names import AGENT_ACCOUNT, DRIVER, GATEWAY_ACCOUNT, GROUP, WEBHOOKS
 
-_VERSION = "admissionregistration.k8s.io/v1"
 _RULES = (
     ("", "v1", ("nodes",), ("UPDATE",)),
     (GROUP, "*", ("gpunodes", "gpunodes/status"), ("CREATE", "UPDATE", "DELETE")),
     ("resource.k8s.io", "*", ("resourceslices",), ("CREATE", "UPDATE", "DELETE")),
     ("resource.k8s.io", "*", ("resourceclaims/status",), ("UPDATE",)),
 )
+_NO_MODEL = f"the gateway may scale Deployments that select their pods by the label {SERVED_MODEL} only"
 _RESULTS = "variables.was.?status.?allocation.?devices.?results.orValue([])"
 _OWN = {
     "nodes": "variables.is.metadata.name == variables.node && variables.is.spec == variables.was.spec",
@@ -26,7 +28,7 @@ _OWN = {
 
 
 def node_policy(namespace: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`namespace`: of the agents. The policy and its binding."""
+    """`namespace`: of the agents."""
     user = f"system:serviceaccount:{namespace}:{AGENT_ACCOUNT}"
     cases = " : ".join(f"request.resource.resource == '{kind}' ? ({rule})" for kind, rule in _OWN.items())
     message = (
@@ -48,9 +50,18 @@ def node_policy(namespace: str) -> tuple[dict[str, Any], dict[str, Any]]:
         ],
         "validations": [{"expression": holds, "messageExpression": message, "reason": "Forbidden"}],
     }
-    metadata = {"name": f"{WEBHOOKS}-agents", "labels": {"app.kubernetes.io/part-of": WEBHOOKS}}
-    binding = {"policyName": metadata["name"], "validationActions": ["Deny"]}
-    return (
-        {"apiVersion": _VERSION, "kind": "ValidatingAdmissionPolicy", "metadata": metadata, "spec": policy},
-        {"apiVersion": _VERSION, "kind": "ValidatingAdmissionPolicyBinding", "metadata": metadata, "spec": binding},
-    )
+    return with_binding(f"{WEBHOOKS}-agents", policy)
+
+
+def gateway_policy(namespace: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`namespace`: of the gateway. A Scale has no labels of its Deployment, but the selector of its pods."""
+    user = f"system:serviceaccount:{namespace}:{GATEWAY_ACCOUNT}"
+    named = " || ".join(f"one.startsWith('{SERVED_MODEL}{sign}')" for sign in ("=", " in "))
+    rule = f"oldObject.?status.?selector.orValue('').split(',').exists(one, {named})"
+    policy = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [matching_rule("apps", "v1", ("deployments/scale",), ("UPDATE",))]},
+        "matchConditions": [{"name": "is-a-gateway", "expression": f"request.userInfo.username == '{user}'"}],
+        "validations": [{"expression": rule, "message": _NO_MODEL, "reason": "Forbidden"}],
+    }
+    return with_binding(f"{WEBHOOKS}-gateways", policy)

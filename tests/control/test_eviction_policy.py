@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from tests.control.world import Machine, boot, check_ledger, deployment, resident
 
 from aimgpu.control.controller import Controller
-from aimgpu.control.plan.eviction import Resident, choose_evictions, due_to_sleep, eviction_cost
+from aimgpu.control.plan.eviction import (
+    Resident,
+    choose_evictions,
+    due_to_sleep,
+    eviction_cost,
+    is_due_to_wake,
+    may_be_evicted,
+)
 from aimgpu.control.plan.steps import StepKind
 from aimgpu.domain import InstanceState, Priority
 
@@ -30,13 +37,40 @@ def test_only_idle_unpinned_settled_models_without_requests_are_due_to_sleep() -
     [
         {"priority": Priority.HIGH},
         {"wake_seconds": 100.0},
-        {"requests_per_hour": 50.0},
-        {"idle_seconds": 0.0, "requests_per_hour": 2.0},
+        {"expected_seconds": 10.0},
         {"at_risk": True},
+        {"first_token_seconds": 0.5},
     ],
 )
 def test_priority_wake_time_traffic_and_missed_objectives_make_unloading_dearer(dearer: dict[str, object]) -> None:
     assert eviction_cost(resident("a", **dearer)) > eviction_cost(resident("b"))
+
+
+def test_of_two_that_are_due_alike_the_larger_is_unloaded() -> None:
+    assert eviction_cost(resident("a", freed_bytes=2)) < eviction_cost(resident("b", freed_bytes=1))
+
+
+def test_what_wakes_quickly_makes_way_sooner_after_it_was_loaded() -> None:
+    assert may_be_evicted(resident("a", wake_seconds=0.5, resident_seconds=6.0), LEAST)
+    assert not may_be_evicted(resident("a", wake_seconds=0.5, resident_seconds=4.0), LEAST)
+    assert not may_be_evicted(resident("a", wake_seconds=100.0, resident_seconds=29.0), LEAST)
+    assert may_be_evicted(resident("a", wake_seconds=100.0, resident_seconds=31.0), LEAST)
+
+
+@pytest.mark.parametrize(
+    ("idle_seconds", "expected_seconds", "wake_seconds", "due"),
+    [
+        (900.0, 20.0, 0.5, True),
+        (900.0, 60.0, 0.5, False),  # it wakes quickly enough later
+        (900.0, 200.0, 100.0, True),  # a slow one is begun earlier
+        (60.0, 60.0, 0.5, False),  # nothing is known but the pause itself
+        (1.0, 1.0, 0.5, False),
+    ],
+)
+def test_a_sleeper_is_due_once_its_next_request_is_near_by_what_was_seen(
+    idle_seconds: float, expected_seconds: float, wake_seconds: float, *, due: bool
+) -> None:
+    assert is_due_to_wake(idle_seconds, expected_seconds, wake_seconds) is due
 
 
 @given(
@@ -99,7 +133,7 @@ def test_waking_unloads_the_cheapest_that_make_room(machine: Machine, controller
     outcome = controller.apply(stack)
     assert [step.kind for step in outcome.plan.steps] == [StepKind.DEPLOY, StepKind.DEPLOY, StepKind.REGISTER]
     assert {i.deployment: i.state.value for i in outcome.instances} == {"a": "ready", "b": "ready", "c": "sleeping"}
-    controller.wake("c", [resident("a", requests_per_hour=50.0), resident("b")])
+    controller.wake("c", [resident("a", expected_seconds=10.0), resident("b")])
     states = {instance.deployment: instance.state.value for instance in controller.instances()}
     assert states == {"a": "ready", "b": "sleeping", "c": "ready"}
     check_ledger(machine, controller, names=["a", "b", "c"])

@@ -92,9 +92,9 @@ def test_it_wakes_elsewhere_before_anyone_is_unloaded_for_it(machine: Machine, c
 def test_who_is_unloaded_for_it_sleeps_in_place_too(machine: Machine, controller: Controller) -> None:
     controller.apply([sleeper("a"), sleeper("b"), sleeper("c")])
     assert of(controller, "c").state is InstanceState.SLEEPING
-    controller.wake("c", [resident("a", requests_per_hour=50.0), resident("b")])
+    controller.wake("c", [resident("a", expected_seconds=10.0), resident("b")])
     assert {i.deployment: i.sleeps_in_place for i in controller.instances()} == {"a": False, "b": True, "c": False}
-    controller.wake("b", [resident("a", requests_per_hour=50.0), resident("c")])
+    controller.wake("b", [resident("a", expected_seconds=10.0), resident("c")])
     assert {i.deployment: i.sleeps_in_place for i in controller.instances()} == {"a": False, "b": False, "c": True}
     check_ledger(machine, controller, names=["a", "b", "c"])
 

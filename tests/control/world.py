@@ -328,7 +328,7 @@ def resident(name: str, **given: Any) -> Resident:
         "resident_seconds": 1000.0,
         "in_flight": 0,
         "wake_seconds": 10.0,
-        "requests_per_hour": 1.0,
+        "expected_seconds": 600.0,
     }
     return Resident(name=name, **{**fields, **given})
 

@@ -44,7 +44,7 @@ def make(controller: Controller, activity: dict[str, ModelActivity] | None = Non
 def test_a_model_that_breaks_its_promise_is_dearer_to_unload(controller: Controller) -> None:
     controller.apply([deployment(name, 10, keep_seconds=60) for name in ("late", "quick", "unused")])
     clock = Clock()
-    seen = {name: ModelActivity(last_request=1050.0, requests_per_hour=40) for name in ("late", "quick")}
+    seen = {name: ModelActivity(last_request=1050.0, expected_seconds=90.0) for name in ("late", "quick")}
     seen["late"] = replace(seen["late"], overspending=True)
     activator = make(controller, seen, now=clock)
     read(activator)
@@ -77,6 +77,28 @@ def test_a_wake_is_expected_to_take_what_it_took_less_what_has_passed(controller
 
 def state_of(controller: Controller, name: str) -> InstanceState | None:
     return next((instance.state for instance in controller.instances() if instance.deployment == name), None)
+
+
+def test_who_is_due_is_woken_ahead_once_and_only_into_free_room(controller: Controller) -> None:
+    controller.apply([deployment("regular", 100, keep_seconds=60), deployment("large", 150, keep_seconds=60)])
+    controller.sleep("regular")
+    clock = Clock()
+    activity = {"regular": ModelActivity(last_request=400.0, expected_seconds=5.0)}
+    activator = make(controller, activity, now=clock)
+    controller.wake("large")
+    assert state_of(controller, "large") is InstanceState.READY
+    activator.tick()
+    activator.close()  # returns when what it began has ended
+    assert state_of(controller, "regular") is InstanceState.SLEEPING, "idle as the other is, it keeps its room"
+    assert state_of(controller, "large") is InstanceState.READY
+    controller.sleep("large")
+    again = make(controller, activity, now=clock)
+    again.tick()
+    wait_for(lambda: state_of(controller, "regular") is InstanceState.READY, "it is up before its request comes")
+    controller.sleep("regular")
+    again.tick()
+    again.close()
+    assert state_of(controller, "regular") is InstanceState.SLEEPING, "no request came, so not a second time"
 
 
 def test_what_callers_wait_for_is_woken(controller: Controller) -> None:

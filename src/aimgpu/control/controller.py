@@ -212,7 +212,7 @@ class Controller:
     def wake(
         self,
         name: str,
-        residents: Sequence[Resident] = (),
+        residents: Sequence[Resident] | None = (),
         *,
         emit: Emit = ignore,
         planned: Callable[[], None] = lambda: None,
@@ -220,6 +220,7 @@ class Controller:
         """Load a sleeping deployment again; where it does not fit, the cheapest of `residents` are unloaded for it.
 
         Never one of higher priority. Refused wakes that are tried again keep their place before later ones of their priority.
+        `residents` None: nobody waits for it, so it gets free room or nothing.
         `planned` is called once it is charged or refused, before anything loads.
         """
         deployment = self._find(name)
@@ -227,11 +228,11 @@ class Controller:
         plan, operation = self._placer.place_waking(item, residents)
         planned()
         if operation is None:
-            if plan.refusals:
+            if plan.refusals and residents is not None:
                 self._count(plan, None)
             return ApplyResult(plan=plan, instances=self._of([name]))
         outcome = self._run(operation, emit)
-        if outcome.busy:
+        if outcome.busy and residents is not None:
             plan = Plan(operation="wake", refusals=(_busy_refusal(name, outcome.busy),), room_may_come=True)
             self._loop.decide(lambda: self._waking.refused(item))
         return ApplyResult(plan=plan, instances=self._of([name]))

@@ -96,25 +96,26 @@ class Placer:
                 emit(Event(kind=EventKind.PLAN, text=f"{len(plan.steps)} steps", data=plan.to_json()))
             return plan, operation
 
-    def place_waking(self, item: Prepared, residents: Sequence[Resident]) -> Placed:
+    def place_waking(self, item: Prepared, residents: Sequence[Resident] | None) -> Placed:
         return self._loop.place(lambda reading: self._try_to_wake(item, residents, reading))
 
-    def _try_to_wake(self, item: Prepared, residents: Sequence[Resident], reading: Reading) -> Placed | NotYet:
+    def _try_to_wake(self, item: Prepared, residents: Sequence[Resident] | None, reading: Reading) -> Placed | NotYet:
         self._check_wanted([item.deployment])
         claims = self._reservations.claims_on([item.name])
         if claims:
             return _until_ended(claims)
         rivals = Rivals(
-            residents=residents,
+            residents=residents or (),
+            only_free=residents is None,
             least_residency_seconds=self._dependencies.timing.least_residency_seconds,
             waited_seconds=self._waking.waited_seconds(item.name),
             ahead=self._waking.ahead_of(item),
         )
         state = self.read_state(reading)
         plan = plan_wake(item, state, rivals)
-        if plan.refusals:
+        if plan.refusals and residents is not None:
             self._waking.refused(item)
-        else:
+        elif not plan.refusals:
             self._waking.woken(item.name)
         if plan.refusals or not plan.steps:
             return plan, None

@@ -12,7 +12,7 @@ from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import no_requests
 from aimgpu.control.effects import REAL
 from aimgpu.control.events import Emit
-from aimgpu.control.plan.eviction import Resident, due_to_sleep
+from aimgpu.control.plan.eviction import Resident, due_to_sleep, is_due_to_wake
 from aimgpu.control.waiting import PlanningTurn
 from aimgpu.domain import Deployment, Instance, InstanceState
 from aimgpu.errors import AimGpuError
@@ -34,6 +34,7 @@ _DECIDING_SECONDS = 5.0  # from the end of an instance until the controller has 
 # For choosing among models that were never seen waking; never shown to a caller.
 _GUESSED_LOAD_SECONDS = 10.0
 _GUESSED_WAKE_SECONDS = 3.0
+_FIRST_TOKEN_SECONDS = 2.0  # where nothing was promised
 _ASLEEP = frozenset({InstanceState.SLEEPING, InstanceState.DRAINING})
 # A ready one counts as coming too: the route table learns of it a moment after the ledger.
 _COMING = frozenset({InstanceState.READY, InstanceState.LOADING, InstanceState.QUEUED})
@@ -104,6 +105,7 @@ class Activator:
         # By deployment and whether it slept in place: from the request until it was ready, unloading others included.
         self._learned: dict[tuple[str, bool], float] = {}
         self._attempts: dict[str, _Attempt] = {}
+        self._woken_ahead: dict[str, float] = {}  # by deployment, its last request before that
         self._granted: frozenset[tuple[str, str, int]] = frozenset()  # at the last look for room
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=_MOST_AT_ONCE, thread_name_prefix="wake")
@@ -173,13 +175,44 @@ class Activator:
         self._begin(self._wake_requests.read())
 
     def tick(self) -> None:
-        """Put to sleep what was idle for long enough; call about once a second."""
-        residents = self.residents()
-        for name in due_to_sleep(residents, self._usage.least_residency_seconds):
+        """Put to sleep what was idle for long enough, and wake into free room who is due; call about once a second."""
+        activity = self._read_activity()
+        for name in due_to_sleep(self.residents(activity), self._usage.least_residency_seconds):
             self._controller.sleep(name, emit=self._emit)
+        self._wake_ahead(activity)
 
-    def residents(self) -> tuple[Resident, ...]:
+    def _wake_ahead(self, activity: Mapping[str, ModelActivity]) -> None:
+        """The one that is due first, once after each of its requests, and only while no callers wait."""
+        now = self._now()
+        with self._lock:
+            if self._closing.is_set() or any(one.began is not None or one.retry_at > now for one in self._attempts.values()):
+                return
+        instances: dict[str, list[Instance]] = {}
+        for one in self._controller.instances():
+            instances.setdefault(one.deployment, []).append(one)
+        for name, used in sorted(activity.items(), key=lambda item: (item[1].expected_seconds, item[0])):
+            mine, last = instances.get(name, []), used.last_request
+            if last is None or self._woken_ahead.get(name) == last or {one.state for one in mine} != {InstanceState.SLEEPING}:
+                continue
+            in_place = any(one.sleeps_in_place for one in mine)
+            seconds = self._expect(name, mine, in_place=in_place) or _GUESSED_LOAD_SECONDS
+            if is_due_to_wake(now - last, used.expected_seconds, seconds):
+                self._woken_ahead[name] = last
+                log.info("wake.ahead", extra={"data": {"deployment": name, "expected_seconds": used.expected_seconds}})
+                self._threads.submit(self._try_ahead, name)
+                return
+
+    def _try_ahead(self, name: str) -> None:
+        try:
+            self._controller.wake(name, None, emit=self._emit)
+        except AimGpuError as error:  # its callers have it tried again
+            log.info("wake.ahead_failed", extra={"data": {"deployment": name, "problem": error.message}})
+        except Exception:
+            log.exception("wake.failed")
+
+    def residents(self, activity: Mapping[str, ModelActivity] | None = None) -> tuple[Resident, ...]:
         """The loaded deployments, as they are used."""
+        activity = self._read_activity() if activity is None else activity
         now = self._now()
         ready = [instance for instance in self._controller.instances() if instance.state is InstanceState.READY]
         with self._lock:
@@ -188,7 +221,6 @@ class Activator:
                 if one.load_ms:
                     self._learned.setdefault((one.deployment, False), one.load_ms / 1000)
         deployments = {item.name: item for item in self._controller.deployments()}
-        activity = self._read_activity()
         names = dict.fromkeys(instance.deployment for instance in ready if instance.deployment in deployments)
         return tuple(
             self._resident(deployments[name], [i for i in ready if i.deployment == name], activity.get(name), now)
@@ -211,7 +243,9 @@ class Activator:
             resident_seconds=now - since,
             in_flight=in_flight,
             wake_seconds=_wake_seconds(mine),
-            requests_per_hour=float(activity.requests_per_hour),
+            expected_seconds=activity.expected_seconds,
+            freed_bytes=max(1, sum(_freed_bytes(instance) for instance in mine)),
+            first_token_seconds=_promised_seconds(deployment),
             at_risk=activity.overspending,
         )
 
@@ -380,6 +414,16 @@ def _note_failure(attempt: _Attempt | None, failure: _Failure, now: float) -> _A
         retry_at=now + pause,
         refused=failure.refused,
     )
+
+
+def _freed_bytes(instance: Instance) -> int:
+    asleep = instance.sleep_footprint.device_bytes if instance.sleep_footprint else 0
+    return sum(max(0, grant.memory_bytes - asleep) for grant in instance.grants)
+
+
+def _promised_seconds(deployment: Deployment) -> float:
+    promised = deployment.objective.ttft_p95_ms if deployment.objective is not None else None
+    return promised / 1000 if promised else _FIRST_TOKEN_SECONDS
 
 
 def _wake_seconds(mine: Sequence[Instance]) -> float:

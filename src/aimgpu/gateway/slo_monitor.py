@@ -5,14 +5,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
-from time import monotonic
+from time import monotonic, time
 from typing import Protocol
 
 from aimgpu.domain import Priority
 from aimgpu.gateway.records import RequestRecord
 from aimgpu.gateway.routes import Backend, RouteTable, ServedModel
+from aimgpu.qos.arrivals import UNKNOWN_GAP_SECONDS, ArrivalHistory
 from aimgpu.qos.queueing.dispatcher import Dispatcher
-from aimgpu.qos.queueing.rate import RecentCount
 from aimgpu.qos.slo.arbiter import Arbiter, Burn
 from aimgpu.qos.slo.objectives import Sample
 from aimgpu.qos.slo.pressure import NO_PRESSURE, Pressure
@@ -24,7 +24,6 @@ from aimgpu.qos.slo.tracker import Report, TargetReport
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
-_HOUR_SECONDS = 3600.0
 _SERVER_ERROR = 500
 _BAD_REQUEST = 400
 _OUR_REFUSALS = frozenset({"queue_full", "load_shed"})  # counted as failures although their status says 429
@@ -52,7 +51,7 @@ class ModelActivity:
     """How a model is used; times are of the steady clock."""
 
     last_request: float | None = None  # when one ended last; None: none since the start
-    requests_per_hour: int = 0
+    expected_seconds: float = UNKNOWN_GAP_SECONDS  # until the next request, by those seen
     overspending: bool = False  # its error budget is spent faster than the objective allows
 
 
@@ -76,17 +75,19 @@ class SloMonitor:
         self._listener = listener
         self._arbiter = arbiter or Arbiter()
         self._scores: dict[str, ModelScores] = {}
-        self._recent: dict[str, RecentCount] = {}
+        self._arrivals: dict[str, ArrivalHistory] = {}
+        self._last: dict[str, float] = {}
         self._flows: dict[Flow, Flowing] = {}  # requests of models that promised a rate of tokens
         self._timer: asyncio.TimerHandle | None = None
 
     def finished(self, record: RequestRecord) -> None:
         """Called once per request that named a served model."""
         now = monotonic()
-        recent = self._recent.get(record.model)
-        if recent is None:
-            recent = self._recent[record.model] = RecentCount(_HOUR_SECONDS)
-        recent.add(now)
+        arrivals = self._arrivals.get(record.model)
+        if arrivals is None:
+            arrivals = self._arrivals[record.model] = ArrivalHistory()
+        arrivals.note(time())
+        self._last[record.model] = now
         ttft, tpot = record.ttft_seconds, record.tpot_seconds
         self.counts.observe(record.model, record.status, record.seconds, ttft, tpot)
         failed = record.status >= _SERVER_ERROR or record.code in _OUR_REFUSALS
@@ -118,15 +119,16 @@ class SloMonitor:
 
     def read_activity(self) -> dict[str, ModelActivity]:
         """Deployments that were asked for since the start, themselves or one of their adapters."""
-        now = monotonic()
+        now, of_day = monotonic(), time()
         found: dict[str, ModelActivity] = {}
-        for name, recent in self._recent.items():
+        for name, arrivals in self._arrivals.items():
             scores, model = self._scores.get(name), self._routes.find(name)
             owner = model.owner if model is not None else name
             before, spends = found.get(owner, ModelActivity()), scores is not None and scores.objective is not None
+            expected = arrivals.expected_seconds(of_day)
             found[owner] = ModelActivity(
-                last_request=max((last for last in (before.last_request, recent.last) if last is not None), default=None),
-                requests_per_hour=before.requests_per_hour + recent.read(now),
+                last_request=max(self._last[name], before.last_request or 0.0),
+                expected_seconds=min(before.expected_seconds, expected) if owner in found else expected,
                 overspending=before.overspending or (spends and scores is not None and scores.is_overspending(now)),
             )
         return found

@@ -32,7 +32,7 @@ from math import inf
 from aimgpu.domain import Priority
 from aimgpu.units import format_bytes
 
-_WEIGHT = {Priority.HIGH: 4.0, Priority.MEDIUM: 2.0, Priority.LOW: 1.0}
+WEIGHT = {Priority.HIGH: 4.0, Priority.MEDIUM: 2.0, Priority.LOW: 1.0}
 _WORTH_SWAPPING = 0.1  # wake ahead in the room of others only where they lose less than this part of what it gains
 _SOONEST_SECONDS = 0.05
 _COPYING = 0.3  # late requests of others for each second of copying
@@ -50,6 +50,16 @@ class Residence(StrEnum):
     WEIGHTS = "asleep, weights in host memory"
     EMPTY = "asleep without weights"
     STOPPED = "stopped"
+
+
+def expected_loss(seconds: float, *, expected_seconds: float, first_token_seconds: float, copied: float = 0.0) -> float:
+    """Late requests that the absence of a model is expected to make, for each second of it, when waking takes `seconds`.
+
+    The next request is late the surer the longer that takes, and so are those that come meanwhile.
+    """
+    expected = max(expected_seconds, _SOONEST_SECONDS)
+    late = min(seconds / first_token_seconds, 1.0) ** _SURENESS + max(seconds - first_token_seconds, 0.0) / expected
+    return (late + _COPYING * (seconds + copied)) / expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +89,7 @@ class ModelUse:
 
     @property
     def weight(self) -> float:
-        return _WEIGHT[self.priority]
+        return WEIGHT[self.priority]
 
     def bytes_in(self, residence: Residence) -> int:
         """On the GPU."""
@@ -98,16 +108,10 @@ class ModelUse:
         return self.start_seconds
 
     def loss(self, seconds: float, copied: float = 0.0) -> float:
-        """Late requests that its absence is expected to make, for each second of it, when waking takes `seconds`.
-
-        The next request is late the surer the longer that takes, and so are those that come meanwhile. `copied`: seconds of
-        copying beside, which make others wait too.
-        """
-        expected = max(self.expected_seconds, _SOONEST_SECONDS)
-        late = (
-            min(seconds / self.first_token_seconds, 1.0) ** _SURENESS + max(seconds - self.first_token_seconds, 0.0) / expected
+        """See `expected_loss`. `copied`: seconds of copying beside, which make others wait too."""
+        return self.weight * expected_loss(
+            seconds, expected_seconds=self.expected_seconds, first_token_seconds=self.first_token_seconds, copied=copied
         )
-        return self.weight * (late + _COPYING * (seconds + copied)) / expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ _BINS = 44  # up to a month
 _EDGES = tuple(accumulate(repeat(_GROWTH, _BINS - 1), lambda edge, growth: edge * growth, initial=_SHORTEST_SECONDS))
 _MIDDLES = (_SHORTEST_SECONDS / 2, *((low + high) / 2 for low, high in pairwise(_EDGES)), _EDGES[-1])
 _FADE = 0.995  # per arrival
-_UNKNOWN_GAP_SECONDS = 600.0
+UNKNOWN_GAP_SECONDS = 600.0
 _SOON_SECONDS = 30.0
 _SLOT_SECONDS = 900
 _SLOTS = 86_400 // _SLOT_SECONDS
@@ -61,10 +61,10 @@ class ArrivalHistory:
 
     def _by_gap(self, now: float) -> float:
         if self.last is None:
-            return _UNKNOWN_GAP_SECONDS
+            return UNKNOWN_GAP_SECONDS
         pause = max(now - self.last, 0.0)
         weight = 1.0
-        total = _soonness(max(pause, _SHORTEST_SECONDS) if self._seen else _UNKNOWN_GAP_SECONDS)
+        total = _soonness(max(pause, _SHORTEST_SECONDS) if self._seen else UNKNOWN_GAP_SECONDS)
         for index in range(bisect_right(_EDGES, pause), _BINS + 1):
             count = self._gaps[index]
             if count:

@@ -4,11 +4,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from aimgpu.domain import Priority
+from aimgpu.placement.residency import WEIGHT, expected_loss
 
-# Unloading a model that callers of high priority wait for costs more than its wake time says.
-_WEIGHT = {Priority.HIGH: 4.0, Priority.MEDIUM: 2.0, Priority.LOW: 1.0}
 _AT_RISK_WEIGHT = 4.0  # its objective is being missed already
-_SECONDS_AN_HOUR = 3600.0
+_STAY_WAKES = 10.0  # so often the seconds of its wake: swapping takes a small part of the time, also where nothing is idle
+_AHEAD_SECONDS = 30.0
+_AHEAD_WAKES = 3.0
+_SURE_PART = 0.5  # of the present pause: without evidence the next request is expected after as long again
 # That callers wait before a busy model of the same priority is drained for theirs: less than the longest wait of any class.
 PATIENCE_SECONDS = 20.0
 
@@ -24,7 +26,9 @@ class Resident:
     resident_seconds: float  # since it was ready
     in_flight: int
     wake_seconds: float  # what loading it again is expected to take
-    requests_per_hour: float
+    expected_seconds: float  # until its next request
+    freed_bytes: int = 1  # of GPU memory, by unloading it
+    first_token_seconds: float = 2.0  # what callers were promised
     at_risk: bool = False
 
 
@@ -40,6 +44,14 @@ def due_to_sleep(residents: Sequence[Resident], least_residency_seconds: float) 
     )
 
 
+def is_due_to_wake(activity_seconds: float, expected_seconds: float, wake_seconds: float) -> bool:
+    """Whether a sleeper's next request is near enough to wake it for it, where the room is free.
+
+    `activity_seconds`: since its last request. What is expected only because nothing is known is never that near.
+    """
+    return expected_seconds <= min(activity_seconds * _SURE_PART, max(_AHEAD_SECONDS, _AHEAD_WAKES * wake_seconds))
+
+
 def may_be_evicted(
     resident: Resident, least_residency_seconds: float, *, rank: int | None = None, waited_seconds: float = 0.0
 ) -> bool:
@@ -51,18 +63,17 @@ def may_be_evicted(
         return False
     if rank is not None and resident.priority.rank < rank:
         return True
-    settled = resident.resident_seconds >= least_residency_seconds
+    settled = resident.resident_seconds >= min(least_residency_seconds, _STAY_WAKES * resident.wake_seconds)
     return settled and (resident.in_flight == 0 or waited_seconds >= PATIENCE_SECONDS)
 
 
 def eviction_cost(resident: Resident) -> float:
-    """Seconds that callers are expected to wait in the next hour if it is unloaded now, weighed by who they are.
-
-    Traffic fades as a model lies idle: one request an hour that came just now is worth more than one an hour ago.
-    """
-    expected = 1.0 + resident.requests_per_hour / (1.0 + resident.idle_seconds * 10 / _SECONDS_AN_HOUR)
+    """Requests per second and byte that are expected to be late if it is unloaded now, weighed by who sends them."""
+    loss = expected_loss(
+        resident.wake_seconds, expected_seconds=resident.expected_seconds, first_token_seconds=resident.first_token_seconds
+    )
     risk = _AT_RISK_WEIGHT if resident.at_risk else 1.0
-    return resident.wake_seconds * expected * _WEIGHT[resident.priority] * risk
+    return loss * WEIGHT[resident.priority] * risk / resident.freed_bytes
 
 
 def choose_evictions(

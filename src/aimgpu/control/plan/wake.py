@@ -36,6 +36,7 @@ class Rivals:
     least_residency_seconds: float = 0.0
     waited_seconds: float = 0.0  # by the callers of the one that wakes
     ahead: Sequence[Prepared] = ()  # of higher priority, refused before and still waiting
+    only_free: bool = False  # not even what others hold asleep is unloaded for it
 
 
 def plan_wake(item: Prepared, state: ControlState, rivals: Rivals | None = None) -> Plan:
@@ -45,8 +46,8 @@ def plan_wake(item: Prepared, state: ControlState, rivals: Rivals | None = None)
     """
     rivals = rivals or Rivals()
     held = _with_ahead(state, rivals.ahead)
-    plan = _plan(item, held)
-    if not plan.refusals:
+    plan = _plan_once(item, held, ()) if rivals.only_free else _plan(item, held)
+    if not plan.refusals or rivals.only_free:
         return plan
     names = _evictions(item, held, rivals)
     if not names:

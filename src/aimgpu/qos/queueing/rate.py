@@ -1,10 +1,7 @@
-"""Token buckets, smoothed rates and counts of the last while."""
+"""Token buckets and smoothed rates."""
 
 import math
-from collections import deque
-from dataclasses import dataclass, field
-
-_PARTS = 60
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -62,34 +59,3 @@ class SmoothedRate:
     def _decay(self, now: float) -> None:
         self.weight *= math.exp(-(now - self.updated) / self.over_seconds)
         self.updated = now
-
-
-@dataclass(slots=True)
-class RecentCount:
-    """Events of about the last `seconds`: in sixtieths of it, so that memory does not grow with how many there are."""
-
-    seconds: float
-    last: float | None = None  # when the last one was
-    _parts: deque[list[int]] = field(default_factory=deque)  # which sixtieth, how many
-    _part_ends: float = float("-inf")  # the last one
-
-    def add(self, now: float) -> None:
-        """One event."""
-        self.last = now
-        if now < self._part_ends:
-            self._parts[-1][1] += 1
-            return
-        part = math.floor(now / self.seconds * _PARTS)
-        self._part_ends = (part + 1) / _PARTS * self.seconds
-        self._forget(now)
-        self._parts.append([part, 1])
-
-    def read(self, now: float) -> int:
-        """Events in the window that ends now."""
-        self._forget(now)
-        return sum(count for _, count in self._parts)
-
-    def _forget(self, now: float) -> None:
-        oldest = math.floor(now / self.seconds * _PARTS) - _PARTS
-        while self._parts and self._parts[0][0] <= oldest:
-            self._parts.popleft()

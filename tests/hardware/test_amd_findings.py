@@ -134,6 +134,18 @@ def test_a_gpu_in_reset_is_said(tmp_path: Path) -> None:
     assert "reset" in findings(well(kernel, tmp_path / "dev"))["unreadable"].text
 
 
+@pytest.mark.parametrize(("text", "errors"), [("ue: 3\nce: 12\n", "3"), ("ue: 0\nce: 12\n", ""), ("", ""), ("ue: many", "")])
+def test_memory_that_fails_is_said(tmp_path: Path, text: str, errors: str) -> None:
+    kernel = EmulatedKernel(["MI300X", "MI300X"])
+    kernel.tree[f"{pci_path(kernel.machine.gpus[1])}/ras/umc_err_count"] = text
+    found = findings(well(kernel, tmp_path / "dev"))
+    if errors:
+        assert found["memory-errors"].subject == AmdHardware(TreeSysfs(kernel), smi=SMI).read_devices()[1].id
+        assert f"{errors} uncorrectable" in found["memory-errors"].text
+    else:
+        assert "memory-errors" not in found
+
+
 def test_a_virtual_function_points_to_its_host(tmp_path: Path) -> None:
     kernel = EmulatedKernel(["MI300X"])
     kernel.change_gpu(0, product=replace(find_product("MI300X"), pci_device=0x74B5))

@@ -152,6 +152,14 @@ class FakeLibrary:
     def nvmlDeviceGetComputeMode(self, handle: Any, mode: Any) -> int:
         return _put(mode, self._gpu(handle).compute_mode)
 
+    def nvmlDeviceGetRemappedRows(self, handle: Any, *counts: Any) -> int:
+        remapped = self._gpu(handle).remapped
+        if remapped is None:
+            return NOT_SUPPORTED
+        for count, value in zip(counts, remapped, strict=True):
+            _put(count, value)
+        return SUCCESS
+
     def nvmlDeviceGetMemoryInfo(self, handle: Any, info: Any) -> int:
         if self._hides_memory(handle):
             return NO_PERMISSION

@@ -65,6 +65,7 @@ class FakeGpu:
     tells_profiles: bool = True  # also while MIG is off
     tells_placements_when_off: bool = False
     lost: bool = False
+    remapped: tuple[int, int, int, int] | None = (0, 0, 0, 0)  # None: its memory has no such rows
     instances: list[FakeInstance] = field(default_factory=list)
     processes: list[FakeProcess] = field(default_factory=list)
 

@@ -109,6 +109,23 @@ def test_a_driver_that_cannot_list_processes_is_said(connect: Connect) -> None:
     assert "which processes run" in finding.text
 
 
+@pytest.mark.parametrize(
+    ("remapped", "code", "serious"),
+    [
+        ((5, 0, 0, 0), None, False),
+        ((0, 1, 1, 0), "memory-pending", False),
+        ((0, 9, 0, 1), "memory-failed", True),
+        ((0, 9, 1, 1), "memory-failed", True),
+        (None, None, False),
+    ],
+)
+def test_memory_that_fails_is_said(
+    connect: Connect, remapped: tuple[int, int, int, int] | None, code: str | None, *, serious: bool
+) -> None:
+    found = connect(FakeLibrary([l4(0), l4(1, remapped=remapped)])).inspect()
+    assert [(one.code, one.subject, one.serious) for one in found] == ([(code, l4(1).uuid, serious)] if code else [])
+
+
 def test_profiles_without_names_are_named_as_nvidia_names_them(connect: Connect) -> None:
     gpu = h200(mig_on=True)
     names = connect(FakeLibrary([gpu])).read_devices()[0].layouts

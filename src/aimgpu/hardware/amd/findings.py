@@ -1,6 +1,7 @@
 """What reading cannot raise: a GPU on the bus that no driver has, that is hidden from us, or that this user may not open."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ _AMD = "0x1002"
 _GPU_CLASSES = ("0x03", "0x12")  # display controllers and processing accelerators
 _OWN_DRIVER = "amdgpu"
 _NO_COMPUTE = ("radeon",)  # the driver of GPUs that never computed, such as a server's own display
+_UNCORRECTABLE = re.compile(r"^ue: ([0-9]{1,18})$", re.MULTILINE | re.ASCII)
 _JOIN_GROUP = "Add yourself to their group, then log in again: sudo usermod -aG render,video $USER"
 
 
@@ -98,6 +100,15 @@ def _of_gpu(sysfs: Sysfs, gpu: AmdGpu) -> Iterator[Finding]:
             subject=gpu.id,
             text=f"{gpu.id} does not report its compute mode: it may be in reset",
             hint="Wait until the reset is over, then look again.",
+        )
+    errors = _UNCORRECTABLE.search(sysfs.read(f"{gpu.path}/ras/umc_err_count") or "")
+    if errors is not None and int(errors[1]):
+        yield Finding(
+            code="memory-errors",
+            subject=gpu.id,
+            text=f"{gpu.id} has had {errors[1]} uncorrectable memory errors since its driver was loaded",
+            hint="Look at the kernel log (dmesg | grep amdgpu). If there are more, have the GPU replaced.",
+            serious=False,
         )
     if gpu.uncapped and len(gpu.nodes) > 1:
         yield Finding(

@@ -79,6 +79,11 @@ class Gpu:
         each = _CORES_PER_MULTIPROCESSOR.get(capability) if capability else None
         return cores // each if cores and each else None
 
+    def remapping(self) -> tuple[bool, bool]:
+        """Whether rows with uncorrectable errors wait for a reset to be replaced, and whether some could not be."""
+        rows = self.nvml.ask("nvmlDeviceGetRemappedRows", self.handle)
+        return (False, False) if rows is None else (bool(rows[2]), bool(rows[3]))
+
     def compute_mode(self) -> int | None:
         """Whether processes may share it."""
         return _number(self.nvml.ask("nvmlDeviceGetComputeMode", self.handle))

@@ -41,7 +41,19 @@ def lost(index: int, failure: NvmlFailure) -> Finding:
 
 def inspect_gpu(gpu: Gpu) -> tuple[Finding, ...]:
     """What is wrong with one GPU."""
-    return (*_old_driver(gpu), *_mig(gpu))
+    return (*_old_driver(gpu), *_memory_errors(gpu), *_mig(gpu))
+
+
+def _memory_errors(gpu: Gpu) -> tuple[Finding, ...]:
+    pending, failed = gpu.remapping()
+    if failed:
+        text = "the GPU has had uncorrectable memory errors, and could not replace all rows that they were in"
+        return (Finding(code="memory-failed", subject=gpu.uuid, text=text, hint="Have the GPU replaced."),)
+    if pending:
+        text = "the GPU has had uncorrectable memory errors, and replaces the rows that they were in with its next reset"
+        hint = "Stop its processes and reset the GPU, or reboot."
+        return (Finding(code="memory-pending", subject=gpu.uuid, text=text, hint=hint, serious=False),)
+    return ()
 
 
 def _old_driver(gpu: Gpu) -> tuple[Finding, ...]:

@@ -1,6 +1,5 @@
 """Anthropic's answers name the sequence that ended them, whatever the engine; their streams begin with the prompt's tokens."""
 
-import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +12,7 @@ from tests.gateway.calling import call
 from tests.gateway.conftest import Serve
 from tests.gateway.scripted_engine import Asked, ScriptedEngine, answer_json, begin_stream, end_stream, event, write_chunk
 
-from aimgpu.gateway.dialects.openai.stop_sequences import _Stopped, _StopSend
-from aimgpu.gateway.dialects.translate import CollectedAnswer
+from aimgpu.gateway.dialects.translate import StopWatch
 from aimgpu.gateway.routes import ModelCard
 
 LAST = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
@@ -117,18 +115,13 @@ def test_tools_that_run_at_anthropic_are_refused_in_words(serve: Serve, engine: 
 
 def show(parts: Sequence[str], sequences: list[str]) -> tuple[str, str | None]:
     """What a caller sees of these parts, and what ended it."""
-    collected = CollectedAnswer()
-    watched = _StopSend(collected, sequences)
-    steps = [watched({"type": "http.response.start", "status": 200, "headers": []})]
-    body = b"".join(event(part) for part in parts) + b"data: " + json.dumps(LAST).encode() + b"\n\n"
-    steps.append(watched({"type": "http.response.body", "body": body, "more_body": False}))
-    for step in steps:
-        with contextlib.suppress(StopIteration, _Stopped):
-            step.send(None)
-    choices = [json.loads(one[6:])["choices"] for one in collected.body.split(b"\n\n") if one.startswith(b"data: {")]
-    found = [choice for each in choices for choice in each]
-    matched = next((choice["stop_reason"] for choice in found if choice.get("stop_reason")), None)
-    return "".join(choice["delta"].get("content") or "" for choice in found), matched
+    watch = StopWatch(sequences)
+    shown: list[Any] = []
+    for chunk in [*({"choices": [{"index": 0, "delta": {"content": part}}]} for part in parts), json.loads(json.dumps(LAST))]:
+        shown += [chunk] if watch.cut(chunk) else []
+        if watch.matched is not None:
+            break
+    return "".join(one["delta"].get("content") or "" for chunk in shown for one in chunk["choices"]), watch.matched
 
 
 @given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3))

@@ -275,6 +275,30 @@ def test_no_stream_of_an_engine_holds_the_loop(name: str, path: str) -> None:
     assert ratio(served, MOST, TRIES) <= MOST
 
 
+SEQUENCES = {
+    "the longest, of the same letters": ["a" * 255 + letter for letter in "bcdefghijklmnopq"],
+    "none that is found": ["zz"],
+}
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("text", ["a", "aaaaaaaaaaaaaaac", "ac"])
+def test_sequences_that_end_an_answer_are_found_without_holding_the_loop(text: str, name: str, *, streamed: bool) -> None:
+    fields = CALLS[ANTHROPIC] | {"model": "chat", "stream": streamed, "stop_sequences": SEQUENCES[name]}
+    events = [delta(content=text) * 100] * 300
+    served = Served(path=ANTHROPIC, body=json.dumps(fields).encode(), answer=events, answer_type=STREAM)
+    assert ratio(served, MOST, TRIES) <= MOST
+
+
+@pytest.mark.parametrize("sequences", [["zz"], ["zz"] * 65])
+def test_a_whole_answer_that_comes_as_a_stream_is_bounded(sequences: list[str]) -> None:
+    fields = CALLS[ANTHROPIC] | {"model": "chat", "stop_sequences": sequences}
+    events = [delta(content="a" * 100_000)] * 180
+    spent = serve_once(Served(path=ANTHROPIC, body=json.dumps(fields).encode(), answer=events, answer_type=STREAM))
+    assert spent.status == (502 if len(sequences) == 1 else 400)
+
+
 @pytest.mark.parametrize("path", CALLS)
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b""], ids=["LF", "CRLF", "none"])
 def test_an_event_that_comes_in_small_reads_costs_in_proportion_to_its_length(path: str, end: bytes) -> None:

@@ -3,7 +3,8 @@ from collections.abc import Callable
 
 import pytest
 from tests.gateway.calling import CHAT, call, chat, open_chat, raw_exchange
-from tests.gateway.conftest import Served
+from tests.gateway.conftest import Served as Running
+from tests.gateway.loop_time import Served, serve_once
 from tests.gateway.scripted_engine import ScriptedEngine
 
 from aimgpu.gateway.application import GatewaySettings
@@ -11,7 +12,7 @@ from aimgpu.gateway.auth import Caller, KeyTable
 from aimgpu.gateway.body import BodyLimits
 from aimgpu.keyfile import generate_key, hash_key
 
-Serve = Callable[..., Served]
+Serve = Callable[..., Running]
 
 WRONG_BODIES: list[bytes] = [
     b"",
@@ -47,6 +48,42 @@ def test_a_wrong_body_is_the_callers_fault(serve: Serve, engine: ScriptedEngine,
     assert got.error["type"] == "invalid_request_error"
     assert got.error["message"]
     assert engine.asked == []
+
+
+MULTIPLIED = [
+    {"n": 129},
+    {"n": 10**9},
+    {"best_of": 129},
+    {"n_probs": 101},
+    {"n_probs": 1e6},
+    {"prompt_logprobs": 21},
+    {"prompt_logprobs": -1},
+    {"logprobs": 101},
+    {"top_logprobs": 101},
+    {"stop": ["a"] * 65},
+]
+PROMPTS = [{"prompt": ["a"] * 2049}, {"prompt": [[1]] * 1025, "n": 2}]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llamacpp", "ollama"])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        *(("/v1/chat/completions", fields) for fields in MULTIPLIED),
+        *(("/v1/completions", fields) for fields in MULTIPLIED + PROMPTS),
+    ],
+)
+def test_no_field_multiplies_an_answer_beyond_its_bound(path: str, fields: dict[str, object], engine: str) -> None:
+    body = {"model": "chat", "prompt": "?", "messages": [{"role": "user", "content": "?"}], **fields}
+    spent = serve_once(Served(path=path, body=json.dumps(body).encode(), engine=engine))
+    assert (spent.status, spent.asked) == (400, 0)
+
+
+def test_as_many_choices_and_sequences_as_may_be_are_passed_on() -> None:
+    tokens = {"model": "chat", "prompt": [1] * 5000, "n": 2, "stop": ["a"] * 64}
+    for fields in (tokens, {"model": "chat", "prompt": ["a"] * 1024, "n": 2}):
+        body = json.dumps(fields).encode()
+        assert serve_once(Served(path="/v1/completions", body=body, engine="vllm")).asked == 1
 
 
 def test_a_refusal_does_not_quote_the_prompt(serve: Serve) -> None:

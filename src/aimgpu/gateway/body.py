@@ -15,6 +15,8 @@ _UNCOUNTED_BYTES = 256 * 1024  # so few hold no more values than are parsed in a
 _DIGITS_OF_A_VALUE = 32
 MOST_VALUES = 400_000  # of a body: parsing more holds every other request up; an image of 16 MiB is one
 MOST_MESSAGES = 10_000  # of a conversation; OpenAI takes 2048
+_MOST_STOPS = 64
+_MOST_CHOICES = 2048  # of one request: an engine takes up each of them at once
 MOST_ANSWER_VALUES = 1_500_000  # of an engine's answer: vectors are many short numbers
 _RETRY_SECONDS = 2
 
@@ -195,9 +197,14 @@ def check_fields(path: str, fields: Mapping[str, object]) -> str:
             raise InvalidRequest(f"'{name}' must be {expected}.", param=name)
         if value is not None and name in _RANGES:
             _check_range(name, value, fields)
+        if name == "stop":
+            check_stops(name, value)
     model = fields.get("model") or ""
     if not isinstance(model, str) or len(model) > LONGEST_NAME:
         raise InvalidRequest("'model' must name a model.", hint="GET /v1/models lists them.", param="model")
+    prompts = fields.get("prompt")
+    if isinstance(prompts, list):
+        _check_prompts(prompts, fields)
     required = _REQUIRED.get(path)
     if required is not None and not fields.get(required) and fields.get(required) != "":
         raise InvalidRequest(f"'{required}' is missing or empty.", param=required)
@@ -212,6 +219,21 @@ def _check_range(name: str, value: object, fields: Mapping[str, object]) -> None
         least = 0  # how a prompt is scored
     if not isinstance(value, _NUMBER) or not least <= value <= most:
         raise InvalidRequest(f"'{name}' must be from {least} to {most}.", param=name)
+
+
+def check_stops(name: str, stops: object) -> None:
+    """Engines look for each of them after each token."""
+    if isinstance(stops, list) and len(stops) > _MOST_STOPS:
+        raise InvalidRequest(f"'{name}' must be at most {_MOST_STOPS}.", param=name)
+
+
+def _check_prompts(prompts: list[object], fields: Mapping[str, object]) -> None:
+    """A list of numbers is one prompt."""
+    number = fields.get("n")
+    choices = (number if isinstance(number, int) else 1) * (len(prompts) if prompts and type(prompts[0]) is not int else 1)
+    if choices > _MOST_CHOICES:
+        text = f"The prompts times 'n' must be at most {_MOST_CHOICES} choices."
+        raise InvalidRequest(text, hint="Send them in parts.", param="prompt")
 
 
 def check_media_type(head: Head) -> None:

@@ -59,6 +59,13 @@ class ToolCallParts:
             call.name.add(name)
             call.arguments.add(arguments)
 
+    def written(self) -> list[Fields]:
+        """In OpenAI's shape."""
+        return [
+            {"id": call.id, "type": "function", "function": {"name": call.name.join(), "arguments": call.arguments.join()}}
+            for _, call in sorted(self._calls.items())
+        ]
+
     def whole(self) -> list[Fields]:
         """Each with its arguments as an object; what is no object of JSON (an answer cut short) stays text."""
         return [

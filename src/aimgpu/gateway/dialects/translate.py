@@ -1,5 +1,6 @@
 """An answer of an engine, in OpenAI's shape, on its way to a caller that speaks another dialect."""
 
+import re
 from typing import Any
 
 import orjson
@@ -23,12 +24,63 @@ THINKING = ("reasoning_content", "reasoning")  # where engines put what a model 
 WRONG_SHAPES = (KeyError, IndexError, TypeError, ValueError, AttributeError)  # a JSON error is a ValueError
 
 
+class Stopped(Exception):
+    """The answer is complete: what the engine would write further is not wanted."""
+
+
+class StopWatch:
+    """Ends a stream of chunks before the first of some sequences, though it came in parts.
+
+    What may be the beginning of one is held back: as much as the longest of them, from a character on that one begins with.
+    """
+
+    def __init__(self, sequences: list[str]) -> None:
+        self.matched: str | None = None
+        self._sequences = [(one[-1], one) for one in sequences]
+        self._begins = re.compile("|".join(sorted({re.escape(one[0]) for one in sequences})))
+        self._most_held = max(map(len, sequences)) - 1
+        self._held = ""
+        self._tokens = 0
+
+    def cut(self, chunk: dict[str, Any]) -> bool:
+        """Leave in it what may go on; False: nothing of it may. `matched` is set where a sequence is whole with it."""
+        choices = chunk.get("choices")
+        if not choices:  # the usage
+            return True
+        choice = choices[0]
+        delta, over = choice["delta"], choice.get("finish_reason") is not None
+        text = delta.get("content")
+        self._tokens += 1
+        if not isinstance(text, str):
+            if not over:
+                return True
+            text = ""
+        held = self._held + text if self._held else text
+        begin = -1
+        for last, one in self._sequences:
+            if last in text and one in held:
+                begin, self.matched = min((held.find(one), one) for _, one in self._sequences if one in held)
+                break
+        if begin < 0:
+            beginning = None if over else self._begins.search(held, max(0, len(held) - self._most_held))
+            begin = len(held) if beginning is None else beginning.start()
+        self._held = held[begin:]
+        delta["content"] = held[:begin]
+        return begin > 0 or over or len(delta) > 1
+
+    def ending(self) -> tuple[dict[str, Any], ...]:
+        """The chunks that end the answer with the sequence that was found."""
+        last = {"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": self.matched}
+        return {"choices": [last]}, {"choices": [], "usage": {"completion_tokens": self._tokens}}
+
+
 class TranslatingSend:
     """An ASGI `send` for the gateway to write to; a subclass says how each part reads in its dialect."""
 
     stream_type = b"text/event-stream"
 
     def __init__(self, send: Send) -> None:
+        self.stops: StopWatch | None = None
         self._send = send
         self._head: Message | None = None
         self._streaming = False
@@ -99,7 +151,14 @@ class TranslatingSend:
         if not more:
             body += self._end_stream()  # some engines leave the last event out
         if body or not more:
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            await self._send({"type": "http.response.body", "body": body, "more_body": more and not self.stopped})
+        if more and self.stopped:
+            raise Stopped
+
+    @property
+    def stopped(self) -> bool:
+        """A sequence has ended the answer."""
+        return self.stops is not None and self.stops.matched is not None
 
     def _translate_all(self, events: bytes) -> bytes:
         return b"".join(map(self._translate, events.split(EVENT_END)))
@@ -116,10 +175,16 @@ class TranslatingSend:
             chunk = orjson.loads(data)
             error = chunk.get("error")
             if not error:
-                return self.event(chunk)
+                return self.event(chunk) if self.stops is None else self._cut(chunk, self.stops)
         except WRONG_SHAPES:
             error = NOT_UNDERSTOOD
         return self._break_off(error)
+
+    def _cut(self, chunk: dict[str, Any], stops: StopWatch) -> bytes:
+        events = self.event(chunk) if stops.cut(chunk) else b""
+        if stops.matched is None:
+            return events
+        return events + b"".join(map(self.event, stops.ending())) + self._end_stream()
 
     def _end_stream(self) -> bytes:
         if self._ended:

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from aimgpu.errors import InvalidRequest
-from aimgpu.gateway.body import check_length
+from aimgpu.gateway.body import check_length, check_stops
 from aimgpu.gateway.dialects.call import Fields
 
 _SAME = ("temperature", "top_p", "top_k", "stream")
@@ -80,6 +80,7 @@ def to_chat(fields: Fields, model: str, *, counting: bool = False) -> Fields:
     chat |= {name: fields[name] for name in _SAME if fields.get(name) is not None}
     if fields.get("stop_sequences"):
         chat["stop"] = fields["stop_sequences"]
+        check_stops("stop_sequences", chat["stop"])
     if fields.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     chat |= _thinking(fields.get("thinking"))

@@ -105,6 +105,49 @@ def refusal_of(call: Callable[[], object]) -> str:
     return caught.value.message
 
 
+def test_a_deployment_in_two_chains_is_in_the_hands_of_its_operation_until_both_are_charged(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    busy = threading.Event()
+    busy.set()
+    controller = boot(machine, timing=SLOW, in_flight=lambda _: int(busy.is_set()))
+    controller.apply([deployment("chat", 100)])
+    changed = deployment("chat", 110, replicas=2)
+    first = in_thread(lambda: controller.apply([changed]))  # one replica is new, the other waits for requests of the old one
+    wait_for(lambda: sorted(one.state.value for one in controller.instances()) == ["draining", "ready"])
+    again = in_thread(lambda: controller.apply([changed]))
+    again.join(0.2)
+    busy.clear()
+    for thread in (first, again):
+        thread.join(BOUND_SECONDS)
+        assert not thread.is_alive()
+    assert sorted((one.replica, one.state.value) for one in controller.instances()) == [(0, "ready"), (1, "ready")]
+    assert len(machine.processes) == 3
+    check_ledger(machine, controller, names=["chat"])
+    controller.close()
+
+
+def test_room_of_a_later_replacement_stays_reserved_while_an_earlier_one_is_charged(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path, gpus=1)
+    busy = threading.Event()
+    busy.set()
+    in_flight = lambda instance_id: int(busy.is_set() and instance_id.startswith("chat-2-"))  # noqa: E731
+    controller = boot(machine, timing=SLOW, in_flight=in_flight)
+    controller.apply([deployment("chat", 40, replicas=3)])
+    changed = deployment("chat", 48, replicas=3)
+    first = in_thread(lambda: controller.apply([changed]))
+    wait_for(lambda: {one.replica for one in controller.instances() if one.model == "48gib"} == {0, 1})
+    wait_for(lambda: [one.replica for one in controller.instances() if one.state is InstanceState.DRAINING] == [2])
+    assert controller.apply([deployment("other", 52)]).plan.refusals
+    busy.clear()
+    first.join(BOUND_SECONDS)
+    assert not first.is_alive()
+    assert sorted((one.replica, one.state.value, one.model) for one in controller.instances()) == [
+        (replica, "ready", "48gib") for replica in range(3)
+    ]
+    check_ledger(machine, controller, names=["chat"])
+    controller.close()
+
+
 def test_a_drain_that_takes_long_holds_up_neither_others_nor_an_idle_model_of_the_same_change(tmp_path: Path) -> None:
     machine = Machine(root=tmp_path, gpus=1)
     busy = threading.Event()

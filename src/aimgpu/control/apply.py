@@ -4,6 +4,7 @@ A plan is committed on the thread of the loop (what is wanted, what can be charg
 others. What they decide on the way, they decide there too.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from aimgpu.control.plan.steps import (
     Step,
     Unload,
     Wake,
+    begins_of,
     changing_partitions,
     halted_devices,
     stages,
@@ -133,10 +135,13 @@ class Applier:
 
     def _claim(self, operation: CommittedPlan) -> None:
         wanted = {item.name: item for item in operation.plan.wants}
+        chains = Counter(name for chain in operation.plan.chains for name in {step.deployment for step in begins_of(chain)})
         for step in operation.plan.begins:
             if step.deployment not in operation.claims:
                 deployment = wanted.get(step.deployment, step.prepared.deployment)
-                claim = self._reservations.claim(step.deployment, revision_of(deployment), deployment.replicas)
+                claim = self._reservations.claim(
+                    step.deployment, revision_of(deployment), deployment.replicas, chains[step.deployment]
+                )
                 operation.claims[step.deployment] = claim
 
     def _charge_or_reserve(self, operation: CommittedPlan) -> None:
@@ -354,13 +359,12 @@ class Applier:
                 if steps and not wanted:
                     raise Conflict(f"{steps[0].deployment} was released or changed meanwhile")
                 ready = self._charge(wanted, snapshot)
-                self._reservations.drop((operation.id, index))
+                self._reservations.charged((operation.id, index), _slots_of(steps))
             for instance, prepared in ready:
                 if (claim := operation.claims.get(prepared.name)) is not None:
                     claim.starting.add(instance.id)
-            for step in steps if is_last else ():  # other requests for the same deployments may go on
-                if (claim := operation.claims.get(step.deployment)) is not None:
-                    self._reservations.end_claim(claim)
+            for name in {step.deployment for step in steps} if is_last else ():
+                self._reservations.end_chain(operation.claims[name])  # other requests for it may go on
             return ready
 
         return self._loop.decide(charge)
@@ -453,7 +457,7 @@ class _ChainRun:
             elif isinstance(step, ResizeGrant):
                 self._applier.resize(step, self._operation.snapshot)
                 self._resized.append(step)
-        begins = [step for step in steps if isinstance(step, Start | Wake | Register)]
+        begins = begins_of(steps)
         return self._begin(begins, is_last=is_last) if begins else True
 
     def _end(self, steps: Sequence[End]) -> bool:
@@ -496,6 +500,10 @@ def _ended(plan: Plan) -> list[str]:
 
 def _capacity(snapshot: Snapshot) -> dict[str, int]:
     return {part.id: part.memory_bytes for _, state in snapshot.devices() for part in state.device.layout.partitions}
+
+
+def _slots_of(steps: Sequence[Begin]) -> int:
+    return sum(len(step.slots) for step in steps if isinstance(step, Start | Wake))
 
 
 def _reserved_grants(operation_id: int, index: int, steps: Sequence[Start | Wake]) -> list[Grant]:

@@ -21,6 +21,7 @@ class DeploymentClaim:
     name: str
     revision: str
     replicas: int
+    chains: int = 1  # of the operation that are not charged yet, and start some of it
     superseded: bool = False  # another request for it came later
     ended: bool = False
     starting: set[str] = field(default_factory=set)  # instances that the operation started and waits for
@@ -38,11 +39,11 @@ class Reservations:
         self._ending: set[str] = set()  # instances that an operation is about to end
         self._claims: dict[str, DeploymentClaim] = {}
 
-    def claim(self, name: str, revision: str, replicas: int) -> DeploymentClaim:
+    def claim(self, name: str, revision: str, replicas: int, chains: int = 1) -> DeploymentClaim:
         """Raises Conflict where another operation has it."""
         if name in self._claims:
             raise Conflict(f"{name} is being changed by another operation", hint="Try again when it is done.")
-        found = self._claims[name] = DeploymentClaim(name=name, revision=revision, replicas=replicas)
+        found = self._claims[name] = DeploymentClaim(name=name, revision=revision, replicas=replicas, chains=chains)
         return found
 
     def claims_on(self, names: Iterable[str]) -> list[DeploymentClaim]:
@@ -60,6 +61,12 @@ class Reservations:
         if claim is not None and claim.revision == former:
             claim.revision = revision
 
+    def end_chain(self, claim: DeploymentClaim) -> None:
+        """One of its chains is charged; after the last one, others may have the deployment."""
+        claim.chains -= 1
+        if not claim.chains:
+            self.end_claim(claim)
+
     def end_claim(self, claim: DeploymentClaim) -> None:
         """Safe to call twice."""
         if self._claims.get(claim.name) is claim:
@@ -71,8 +78,12 @@ class Reservations:
         self._grants[key] = tuple(grants)
         self._replaced[key] = frozenset(replaced)
 
+    def charged(self, key: Key, count: int) -> None:
+        """The first so many grants are charged now; those of later stages stay reserved."""
+        self._grants[key] = self._grants[key][count:]
+
     def drop(self, key: Key) -> None:
-        """It is charged now, or not needed any more."""
+        """It is not needed any more."""
         self._grants.pop(key, None)
         self._replaced.pop(key, None)
 

@@ -238,6 +238,11 @@ def stages(chain: Chain) -> Iterator[Sequence[Step]]:
         yield tuple(run)
 
 
+def begins_of(steps: Iterable[Step]) -> tuple[Begin, ...]:
+    """Those of them that start something."""
+    return tuple(step for step in steps if isinstance(step, Start | Wake | Register))
+
+
 def halted_devices(steps: Iterable[Step]) -> list[str]:
     """GPUs on which nothing can be placed while layouts change."""
     return [device for step in steps if isinstance(step, ChangeLayout) for device in step.halted]
@@ -314,7 +319,7 @@ class Plan:
     @property
     def begins(self) -> tuple[Begin, ...]:
         """What is charged and started."""
-        return tuple(step for step in self.steps if isinstance(step, Start | Wake | Register))
+        return begins_of(self.steps)
 
     def to_json(self) -> dict[str, Any]:
         """As the API shows it."""

@@ -68,7 +68,7 @@ PARTS = {
     ),
     "h11": Part(
         says=f"{_REQUESTS} mutated requests, read as h11 reads them or refused",
-        arguments=("tests/gateway/test_http_reference.py", "-k", "spoiled"),
+        arguments=("tests/gateway/test_http_reference.py", "-k", "spoiled", "--timeout=0"),
         variables=lambda: {"AIMGPU_FUZZ": str(_REQUESTS // 100)},
         versions=lambda: {"h11": version("h11"), "requests": str(_REQUESTS)},
     ),

@@ -16,6 +16,7 @@ struct aim_launch {
     uint64_t expected_ns; /* learned length, or, where it is not known, the longest recent one of the process; 0: none */
     unsigned most;        /* how many like it may be in flight together; 1: it goes alone */
     int known;            /* the length was learned from launches of this function */
+    int varies;           /* and is not the same each time */
     int forced;           /* it passes at a bound, beside the work of others */
     uint64_t batch;       /* serial of the batch that it was counted in; 0: none */
     uint64_t joined_ns;
@@ -74,11 +75,11 @@ void aim_lookahead_finished(const struct aim_share *share, const struct aim_admi
 struct aim_expected {
     uint64_t ns;
     unsigned most;
-    int known;
+    int known, varies;
 };
 struct aim_measured { /* a batch */
     uint64_t ns, expected_ns, call_ns; /* call_ns: how long the driver's calls took */
-    unsigned launches;
+    unsigned launches, keys; /* keys: of different launches */
     int beside; /* a higher tenant worked meanwhile */
 };
 struct aim_expected aim_length_of(const struct aim_key *key);

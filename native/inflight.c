@@ -30,6 +30,7 @@ struct batch {
     int alone, unknown, unsound;        /* unsound: idle time lies between its events */
     int abandoned;                      /* its events must not be used any more */
     int beside;                         /* a higher tenant worked meanwhile */
+    int varies;                         /* it may end long before it is expected to */
     struct aim_admission admission;
 };
 static struct inflight {
@@ -75,6 +76,7 @@ void aim_inflight_expect(struct aim_launch *launch)
     launch->expected_ns = found.ns;
     launch->most = found.most;
     launch->known = found.known;
+    launch->varies = found.varies;
 }
 
 static uint64_t batch_target(const struct aim_launch *launch) { return load(&launch->share->region->header.batch_ns); }
@@ -126,6 +128,7 @@ static void learn(struct aim_share *share, const struct batch *batch, uint64_t s
     uint64_t gap = load(&header->gap_ns), longest = load(&share->tenant->longest_launch_ns);
     struct aim_measured took = {.ns = spent, .expected_ns = batch->expected_ns, .call_ns = batch->call_ns};
     took.launches = batch->count;
+    took.keys = batch->key_count;
     took.beside = batch->beside;
     for (unsigned i = 0; i < batch->key_count; i++)
         aim_length_measured(&batch->keys[i], &took);
@@ -263,11 +266,11 @@ uint64_t aim_room_at(const struct aim_launch *launch, uint64_t now)
     int unknown = has_unknown(inflight, now);
     if (inflight->closed < RING - 1 && launch->known && left + more <= target && !unknown && are_few(inflight, launch))
         return now;
-    /* Short launches: when both batches fit. Long ones: polled shortly before the end is due. What is not known, or late, is
-     * polled ever less. */
+    /* Short launches: when both batches fit. Long ones: polled shortly before the end is due. What is not known, late or of
+     * varying length is polled ever less. */
     uint64_t since = (now - at(inflight, 0)->opened_ns) / 8;
     uint64_t soon = now + (since < SOON_NS ? SOON_NS : since > POLL_NS ? POLL_NS : since);
-    if (unknown)
+    if (unknown || at(inflight, 0)->varies)
         return soon;
     soon = now + SOON_NS;
     uint64_t lead = load(&launch->share->region->header.lead_ns);
@@ -314,6 +317,7 @@ static void count_in(struct batch *batch, struct aim_launch *launch)
     if (!has_key(batch, &launch->key))
         batch->keys[batch->key_count++] = launch->key;
     batch->beside |= launch->yielded | launch->forced;
+    batch->varies |= launch->varies;
     batch->most = batch->most == 0 || launch->most < batch->most ? launch->most : batch->most;
     batch->limit = launch->queues || (launch->most + 1) / 2 > batch->limit ? batch->limit : (launch->most + 1) / 2;
     batch->expected_ns += launch->expected_ns;

@@ -4,18 +4,20 @@
  *
  * How many launches may be in flight together grows with every measurement that agrees with the ones before, and falls back to
  * one with the first that does not: a length may change with the data at any time, and what is in flight then takes its new
- * length. */
+ * length. While a length varies, those in flight are few enough for its longest. */
 #include "gate.h"
 
 #include <string.h>
 
 enum { SETS = 1024, WAYS = 8, SHORT_NS = 200000, DOUBTS = 3, MOST_TRUST = 3, AHEAD_NS = 48000, LEAST_AHEAD = 4, MOST_AHEAD = 8, MOST_GUESSED = 2 };
+enum { VARIES = 4, STEADY = 64, VARYING_NS = 1000000 };
 
 static struct length {
     uint64_t key, ns; /* typical; 0: not known */
     uint64_t longest; /* recently */
     uint64_t used;    /* when it was last asked for, counted in questions */
     unsigned trust, doubts;
+    unsigned varies; /* measurements until it counts as steady again */
 } lengths[SETS][WAYS];
 static uint64_t questions, longest; /* longest: of all launches of this process, recently */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -47,11 +49,14 @@ static struct length *place(uint64_t key)
     return length;
 }
 
-/* As many as keep the device busy while the next ones are on their way. */
+/* As many as keep the device busy while the next ones are on their way; of a kernel whose length varies,
+ * no more than fill a short time if each is as long as the longest. */
 static unsigned most_of(const struct length *length)
 {
     uint64_t enough = AHEAD_NS / (length->longest + 1) + LEAST_AHEAD, trusted = 1u << length->trust;
     enough = enough > MOST_AHEAD ? MOST_AHEAD : enough;
+    if (length->varies != 0 && enough * length->longest > VARYING_NS)
+        enough = VARYING_NS / length->longest + 1;
     return (unsigned)(trusted < enough ? trusted : enough);
 }
 
@@ -59,7 +64,7 @@ static struct aim_expected expected(const struct aim_key *key)
 {
     const struct length *own = find(key->exact), *function;
     if (own != NULL && own->ns != 0)
-        return (struct aim_expected){.ns = own->ns, .most = most_of(own), .known = 1};
+        return (struct aim_expected){.ns = own->ns, .most = most_of(own), .known = 1, .varies = own->varies != 0};
     function = key->function == key->exact ? NULL : find(key->function);
     if (function != NULL && function->ns != 0)
         return (struct aim_expected){.ns = function->longest, .most = function->trust > 0 ? MOST_GUESSED : 1, .known = 1};
@@ -79,6 +84,8 @@ static void learn(struct length *length, uint64_t measured)
 {
     measured = measured == 0 ? 1 : measured;
     int agrees = length->ns != 0 && measured <= 2 * length->longest + SHORT_NS / 10;
+    int differs = length->ns != 0 && (measured > VARIES * length->ns + SHORT_NS / 10 || length->ns > VARIES * measured + SHORT_NS / 10);
+    length->varies = differs ? STEADY : length->varies - (length->varies != 0);
     length->trust = !agrees ? 0 : length->trust < MOST_TRUST ? length->trust + 1 : MOST_TRUST;
     length->ns = agrees ? (3 * length->ns + measured + 3) / 4 : measured;
     length->longest = measured > length->longest ? measured : length->longest - (length->longest - measured) / 32;
@@ -103,7 +110,7 @@ static void learn_alone(const struct aim_key *key, const struct aim_measured *to
 }
 
 /* A batch took longer or shorter than was expected, with this key among others. One that took much longer says that a length in
- * it has changed, not which: each is measured alone again. */
+ * it has changed, and which only where all its launches are alike: each is measured alone again. */
 static void learn_in_batch(const struct aim_key *key, const struct aim_measured *took)
 {
     struct length *length = find(key->exact);
@@ -111,9 +118,14 @@ static void learn_in_batch(const struct aim_key *key, const struct aim_measured 
         length = find(key->function);
     if (length == NULL || length->ns == 0 || took->expected_ns == 0)
         return;
-    if (took->ns > 2 * took->expected_ns + SHORT_NS / 10)
+    if (took->ns > 2 * took->expected_ns + SHORT_NS / 10) {
+        uint64_t others = took->expected_ns / took->launches * (took->launches - 1);
         length->trust = 0;
-    else
+        if (took->keys == 1 && took->ns - others > length->longest) {
+            length->longest = took->ns - others;
+            length->varies = STEADY;
+        }
+    } else
         learn_both(key, (uint64_t)((double)length->ns * ((double)took->ns / (double)took->expected_ns)));
 }
 

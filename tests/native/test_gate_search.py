@@ -1,5 +1,6 @@
 """What is queued in front of a critical request, whatever a tenant launches: the gate itself on a clock of its own."""
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,12 @@ def repeat(move: str, count: int) -> str:
     return " ".join(move.format(i) for i in range(count))
 
 
+def varying(percent: int, short: int, long: int) -> str:
+    """One kernel, so many percent of whose launches are long, at random; microseconds."""
+    dice = random.Random(1)
+    return " ".join(f"k 0 1 {(long if dice.randrange(100) < percent else short) * MICROSECOND} 1" for _ in range(4000))
+
+
 CASES = {
     # what is launched, and how much device time may be in flight beside the longest launch of it, in milliseconds
     "a kernel that grows from 2 us to 20 ms with its data": ("k 0 1 2000 3000 k 0 1 20000000 3000", 140),
@@ -36,6 +43,8 @@ CASES = {
     "a kernel that grows from 20 us to 1 ms": ("k 0 1 20000 3000 k 0 1 1000000 3000", 5),
     "a kernel that grows from 100 us to 2 ms": ("k 0 1 100000 3000 k 0 1 2000000 1000", 6),
     "a kernel whose length varies all the time": (repeat("k 0 1 2000 1 k 0 1 20000000 1", 200), 2),
+    "a kernel that is sometimes long": (varying(10, 3, 5000), 5),
+    "a kernel that is often long": (varying(20, 100, 2000), 2.1),
     "a graph with the handle of a destroyed one": ("g 0 20000 500 x 0 g 0 50000000 200", 2),
     "a kernel of code that was unloaded": ("k 0 1 20000 500 u k 0 1 50000000 200", 2),
     "grids that are always new": ("k 0 0 80000000 100", 2),

@@ -144,12 +144,12 @@ class Replay:
         """Lower work whose caller has seen nothing makes way; batch work is not streamed, so that is until its end."""
         now = self._gpu.now
         for chosen in self._dispatcher.choose_recalls(now):
-            [job] = [job for job in chosen.server.jobs if job.ticket is chosen.ticket]
-            chosen.server.jobs.remove(job)
+            [job] = [job for job in chosen.backend.jobs if job.ticket is chosen.ticket]
+            chosen.backend.jobs.remove(job)
             tally = self.tallies[self._given[chosen.ticket].priority]
             tally.recalled += 1
             tally.lost_seconds += now - (chosen.ticket.started or now)
-            self._dispatcher.take_back(chosen.ticket, chosen.server)
+            self._dispatcher.take_back(chosen.ticket, chosen.backend)
             self._dispatcher.queue_again(chosen.ticket)
         for started in self._dispatcher.start_waiting(now):
             self._start(started)
@@ -158,8 +158,8 @@ class Replay:
         arrival = self._given[started.ticket]
         tally = self.tallies[arrival.priority]
         tally.waits.append(self._gpu.now - arrival.seconds)
-        started.server.jobs.append(
-            Job(started.ticket, started.server.instance_id, arrival.prompt_tokens, arrival.output_tokens)
+        started.backend.jobs.append(
+            Job(started.ticket, started.backend.instance_id, arrival.prompt_tokens, arrival.output_tokens)
         )
 
     def _finish(self, job: Job) -> None:

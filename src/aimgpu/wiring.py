@@ -214,7 +214,7 @@ def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str],
         # What an engine takes on a CPU teaches nothing about a GPU.
         learn=learn_nothing if simulated else learner,
         note_shortfall=note_nothing if simulated else learner.note_shortfall,
-        attendants=make_mps(home),
+        helpers=make_mps(home),
     )
 
 

@@ -103,7 +103,7 @@ def test_what_cannot_be_honoured_is_refused_by_its_name(
 
 async def repeat(engine: ScriptedEngine, asked: Asked) -> None:
     """Answers with the prompt, and counts its letters. Of two prompts llama.cpp answers one."""
-    prompt = asked.fields["prompt"]
+    prompt: Any = asked.fields["prompt"]
     text = prompt if isinstance(prompt, str) else str(prompt[0])
     usage = {"prompt_tokens": len(text), "completion_tokens": 2, "total_tokens": len(text) + 2}
     choice = {"index": 0, "text": f"<{text}>", "logprobs": {"content": TOKENS}, "finish_reason": "stop"}

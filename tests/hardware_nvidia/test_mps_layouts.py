@@ -99,7 +99,7 @@ def controller(tmp_path: Path, hardware: NvidiaHardware, daemons: MpsDaemons) ->
         boot(machine)._dependencies,
         isolator=MechanismChooser([HardwareBoundary(), MpsMechanism(daemons), EngineFlags()]),
         launchers={"process": launcher},
-        attendants=daemons,
+        helpers=daemons,
     )
     found = Controller(parts)
     yield found

@@ -68,11 +68,11 @@ def instances(draw: st.DrawFn) -> list[Watched]:
 @settings(max_examples=examples(50))
 @given(st.lists(usages(), max_size=2, unique_by=lambda usage: usage.device_id), instances(), st.frozensets(PIDS))
 def test_every_judgement_is_about_what_was_measured(
-    found: list[DeviceUsage], watched: list[Watched], attendants: frozenset[int]
+    found: list[DeviceUsage], watched: list[Watched], helpers: frozenset[int]
 ) -> None:
     by_id = {one.instance_id: one for one in watched}
-    ours = attendants.union(*(one.pids for one in watched))
-    for verdict in judge(found, watched, attendants=attendants):
+    ours = helpers.union(*(one.pids for one in watched))
+    for verdict in judge(found, watched, helpers=helpers):
         usage = next(one for one in found if one.device_id == verdict.device_id)
         there = {process.pid: process.memory_bytes or 0 for process in usage.processes}
         if verdict.finding is Violation.FOREIGN:
@@ -100,7 +100,7 @@ def test_every_stranger_is_named_once_and_nobody_else_is(usage: DeviceUsage, wat
     assert sorted(pid for verdict in strangers for pid in verdict.pids) == sorted(
         process.pid for process in usage.processes if process.pid not in ours
     )
-    assert judge([usage], watched, attendants=frozenset(range(13))) == tuple(
+    assert judge([usage], watched, helpers=frozenset(range(13))) == tuple(
         verdict for verdict in judge([usage], watched) if verdict.finding is not Violation.FOREIGN
     )
 

@@ -24,7 +24,7 @@ def drain(dispatcher: Dispatcher[Engine], running: Started[Engine], now: float) 
     """Finish one after the other; the order in which the rest started."""
     order: list[Ticket] = []
     while True:
-        dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, now)
+        dispatcher.finish(running.ticket, running.backend, RequestOutcome.OK, now)
         started = dispatcher.start_waiting(now)
         if not started:
             return order
@@ -68,7 +68,7 @@ def test_a_newcomer_does_not_overtake_an_equal_that_waits() -> None:
     first, _second = occupy(dispatcher), occupy(dispatcher)
     waiting = ticket()
     dispatcher.submit(waiting, 0.0)
-    dispatcher.finish(first.ticket, first.server, RequestOutcome.OK, 1.0)
+    dispatcher.finish(first.ticket, first.backend, RequestOutcome.OK, 1.0)
     assert isinstance(dispatcher.submit(ticket(arrived=1.0), 1.0), Queued)
     assert [started.ticket for started in dispatcher.start_waiting(1.0)] == [waiting]
 
@@ -110,7 +110,7 @@ def test_work_that_would_wait_too_long_is_refused_at_the_door_with_a_time() -> N
             answer = dispatcher.submit(ticket("low", now), now)
             if isinstance(answer, Refused):
                 refused = answer
-        dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, now)
+        dispatcher.finish(running.ticket, running.backend, RequestOutcome.OK, now)
         [running] = dispatcher.start_waiting(now)
         assert dispatcher.expire(now) == []
     assert refused is not None
@@ -126,7 +126,7 @@ def test_a_burst_after_a_long_silence_is_not_refused_by_an_old_pace() -> None:
     order = drain(dispatcher, running, 11.0)
     assert len(order) == 10
     started = occupy(dispatcher, "low", now=5000.0)
-    dispatcher.finish(started.ticket, started.server, RequestOutcome.OK, 5001.0)
+    dispatcher.finish(started.ticket, started.backend, RequestOutcome.OK, 5001.0)
     occupy(dispatcher, "low", now=5002.0)
     for _ in range(5):
         assert isinstance(dispatcher.submit(ticket("low", 5002.0), 5002.0), Queued)
@@ -135,7 +135,7 @@ def test_a_burst_after_a_long_silence_is_not_refused_by_an_old_pace() -> None:
 def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
     dispatcher = make(m=ONE)
     running = occupy(dispatcher)
-    dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, 10.0)
+    dispatcher.finish(running.ticket, running.backend, RequestOutcome.OK, 10.0)
     occupy(dispatcher, now=10.0)
     assert isinstance(dispatcher.submit(ticket(arrived=10.0), 10.0), Queued)
     refused = dispatcher.submit(ticket(arrived=10.0, deadline=2.0), 10.0)
@@ -146,7 +146,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
 def test_replicas_take_turns_by_load_and_a_failed_one_is_avoided() -> None:
     engines = (Engine(instance_id="a", slots=4), Engine(instance_id="b", slots=2))
     dispatcher = make(m=engines)
-    used = [occupy(dispatcher).server.instance_id for _ in range(6)]
+    used = [occupy(dispatcher).backend.instance_id for _ in range(6)]
     assert (used.count("a"), used.count("b")) == (4, 2)
     again = ticket()
     again.avoid = frozenset({"a"})
@@ -157,11 +157,11 @@ def test_an_engine_that_keeps_failing_is_left_alone_for_a_while() -> None:
     dispatcher = make(m=ONE)
     for _ in range(5):
         started = occupy(dispatcher)
-        dispatcher.finish(started.ticket, started.server, RequestOutcome.BROKEN, 0.0)
+        dispatcher.finish(started.ticket, started.backend, RequestOutcome.BROKEN, 0.0)
     assert isinstance(dispatcher.submit(ticket(), 0.5), Queued)
     [probe] = dispatcher.start_waiting(1.5)
     assert isinstance(dispatcher.submit(ticket(arrived=1.6), 1.6), Queued)
-    dispatcher.finish(probe.ticket, probe.server, RequestOutcome.OK, 2.0)
+    dispatcher.finish(probe.ticket, probe.backend, RequestOutcome.OK, 2.0)
     assert len(dispatcher.start_waiting(2.0)) == 1
 
 
@@ -169,7 +169,7 @@ def test_concurrency_follows_what_the_engine_really_takes() -> None:
     dispatcher = make(m=(Engine(instance_id="e", slots=10),))
     for second in range(5):
         started = occupy(dispatcher, now=float(2 * second))
-        dispatcher.finish(started.ticket, started.server, RequestOutcome.SLOW, float(2 * second))
+        dispatcher.finish(started.ticket, started.backend, RequestOutcome.SLOW, float(2 * second))
     shrunk = dispatcher.allowed("e")
     assert shrunk is not None
     assert shrunk < 5
@@ -181,7 +181,7 @@ def test_concurrency_follows_what_the_engine_really_takes() -> None:
             running.append(answer)
         dispatcher.expire(float("inf"))
         done = running.pop(0)
-        dispatcher.finish(done.ticket, done.server, RequestOutcome.OK, now)
+        dispatcher.finish(done.ticket, done.backend, RequestOutcome.OK, now)
     assert dispatcher.allowed("e") == 10
 
 
@@ -193,9 +193,9 @@ def test_a_blocked_high_request_keeps_a_slot_free_for_the_next_one() -> None:
     for _ in range(4):
         dispatcher.submit(ticket("low"), 0.0)
     done = running.pop()
-    dispatcher.finish(done.ticket, done.server, RequestOutcome.OK, 1.0)
+    dispatcher.finish(done.ticket, done.backend, RequestOutcome.OK, 1.0)
     assert [started.ticket for started in dispatcher.start_waiting(1.0)] == [urgent]
-    dispatcher.finish(urgent, done.server, RequestOutcome.OK, 2.0)
+    dispatcher.finish(urgent, done.backend, RequestOutcome.OK, 2.0)
     assert dispatcher.start_waiting(2.0) == []  # three low ones run; the fourth slot waits for a high one
     assert isinstance(dispatcher.submit(ticket("high", 3.0), 3.0), Started)
     assert len(dispatcher.start_waiting(110.0)) == 0
@@ -224,7 +224,7 @@ def test_a_limit_of_the_device_holds_over_all_its_models_and_the_best_waits_leas
     low, high = ticket("low", model="a"), ticket("high", model="b")
     dispatcher.submit(low, 0.1)
     dispatcher.submit(high, 0.2)
-    dispatcher.finish(first.ticket, first.server, RequestOutcome.OK, 1.0)
+    dispatcher.finish(first.ticket, first.backend, RequestOutcome.OK, 1.0)
     assert [started.ticket for started in dispatcher.start_waiting(1.0)] == [high]
 
 
@@ -237,7 +237,7 @@ def test_a_new_limit_counts_what_runs_and_stops_nothing() -> None:
     waiting = ticket(arrived=1.0)
     assert isinstance(dispatcher.submit(waiting, 1.0), Queued)
     for done in running[:2]:
-        dispatcher.finish(done.ticket, done.server, RequestOutcome.OK, 2.0)
+        dispatcher.finish(done.ticket, done.backend, RequestOutcome.OK, 2.0)
         assert dispatcher.start_waiting(2.0) == []
     dispatcher.finish(running[2].ticket, engine, RequestOutcome.OK, 3.0)
     assert [started.ticket for started in dispatcher.start_waiting(3.0)] == [waiting]
@@ -293,7 +293,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(data=st.data(), outcome=st.sampled_from(list(RequestOutcome)))
     def finish(self, data: st.DataObject, outcome: RequestOutcome) -> None:
         done = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        self.dispatcher.finish(done.ticket, done.server, outcome, self.now)
+        self.dispatcher.finish(done.ticket, done.backend, outcome, self.now)
         self.start()
 
     @rule()
@@ -308,9 +308,9 @@ class DispatcherMachine(RuleBasedStateMachine):
             assert chosen.ticket.priority is not Priority.HIGH
             assert chosen.ticket not in self.answered
             [running] = [started for started in self.running if started.ticket is chosen.ticket]
-            assert running.server is chosen.server
+            assert running.backend is chosen.backend
             self.running.remove(running)
-            self.dispatcher.take_back(chosen.ticket, chosen.server)
+            self.dispatcher.take_back(chosen.ticket, chosen.backend)
             self.dispatcher.queue_again(chosen.ticket)
             self.waiting.append(chosen.ticket)
         self.start()
@@ -319,7 +319,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
         one = self.running[data.draw(st.integers(0, len(self.running) - 1))]
-        self.dispatcher.note_first_byte(one.ticket, one.server, self.now)
+        self.dispatcher.note_first_byte(one.ticket, one.backend, self.now)
         self.answered.add(one.ticket)
 
     @rule(limits=st.sampled_from([{}, {"g": 1}, {"g": 4}]), every=st.sampled_from([None, 2]))
@@ -329,7 +329,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.most_on_g = 1000 if limit is None else max(limit, self.on_g())
 
     def on_g(self) -> int:
-        return sum(started.server.device_id == "g" for started in self.running)
+        return sum(started.backend.device_id == "g" for started in self.running)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -362,7 +362,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def counts_are_true(self) -> None:
         for servers in self.engines.values():
             for server in servers:
-                at_it = sum(started.server is server for started in self.running)
+                at_it = sum(started.backend is server for started in self.running)
                 assert self.dispatcher.in_flight(server.instance_id) == at_it <= server.slots
         limit = self.dispatcher.policy.limit_of("g")
         if limit is not None:
@@ -374,7 +374,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @invariant()
     def lines_hold_each_once(self) -> None:
-        for model, line in self.dispatcher._lines.items():
+        for model, line in self.dispatcher._queues.items():
             for priority in Priority:
                 there = list(line.waiting(priority))
                 assert len(there) == len(set(there)) == line.depth(priority)
@@ -388,10 +388,10 @@ TestDispatcherMachine.settings = settings(max_examples=examples(60), stateful_st
 def test_a_class_served_in_no_time_at_all_does_not_break_the_expected_wait_of_a_higher_one() -> None:
     dispatcher = make(m=(Engine(instance_id="e", slots=2),))
     at_once = occupy(dispatcher, "medium")
-    dispatcher.finish(at_once.ticket, at_once.server, RequestOutcome.OK, 0.0)
+    dispatcher.finish(at_once.ticket, at_once.backend, RequestOutcome.OK, 0.0)
     slower = occupy(dispatcher, "high")
     occupy(dispatcher, "medium")
-    dispatcher.finish(slower.ticket, slower.server, RequestOutcome.SLOW, 1.0)
+    dispatcher.finish(slower.ticket, slower.backend, RequestOutcome.SLOW, 1.0)
     assert dispatcher.submit(ticket("high", 1.0), 1.0) == Queued(1, 1.0)
     assert dispatcher.submit(ticket("high", 1.0), 1.0) == Queued(2, 2.0)
 
@@ -408,7 +408,7 @@ def test_nobody_who_was_admitted_starts_after_the_stated_bound(classes: list[str
         dispatcher.submit(ticket(priority, now), now)
         dispatcher.expire(now)
         if int(now) % 9 == 0:
-            dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, now)
+            dispatcher.finish(running.ticket, running.backend, RequestOutcome.OK, now)
             for running in dispatcher.start_waiting(now):
                 waited = now - running.ticket.arrived
                 assert waited <= policy.longest_wait_seconds[running.ticket.priority]
@@ -424,7 +424,7 @@ def test_a_deadline_is_not_refused_for_those_it_goes_before() -> None:
         now = float(step)
         dispatcher.submit(ticket("medium", now), now)
         dispatcher.submit(ticket("medium", now), now)
-        dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, now)
+        dispatcher.finish(running.ticket, running.backend, RequestOutcome.OK, now)
         [running] = dispatcher.start_waiting(now)
     last = dispatcher.submit(ticket("medium", now), now)
     assert isinstance(last, Queued)
@@ -434,5 +434,5 @@ def test_a_deadline_is_not_refused_for_those_it_goes_before() -> None:
     assert isinstance(answer, Queued)
     assert answer.expected_wait_seconds is not None
     assert 0.5 < answer.expected_wait_seconds < 2  # the next slot is its
-    dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, now + 1)
+    dispatcher.finish(running.ticket, running.backend, RequestOutcome.OK, now + 1)
     assert [started.ticket for started in dispatcher.start_waiting(now + 1)] == [urgent]

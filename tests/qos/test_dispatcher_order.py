@@ -21,7 +21,7 @@ ARRIVALS = st.lists(st.tuples(PRIORITIES, st.floats(0, 20), st.none() | st.float
 def serve_all(dispatcher: Dispatcher[Engine], waiting: list[Ticket], running: Started[Engine], now: float) -> list[Ticket]:
     order: list[Ticket] = []
     while len(order) < len(waiting):
-        dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, now)
+        dispatcher.finish(running.ticket, running.backend, RequestOutcome.OK, now)
         [running] = dispatcher.start_waiting(now)
         order.append(running.ticket)
     return order
@@ -104,7 +104,7 @@ def test_no_request_is_lost_or_started_twice(steps: list[tuple[Priority, int]], 
             queued.add(new)
         for _ in range(min(finishes, len(running))):
             done = running.pop(0)
-            dispatcher.finish(done.ticket, done.server, RequestOutcome.OK, now)
+            dispatcher.finish(done.ticket, done.backend, RequestOutcome.OK, now)
         for one in dispatcher.start_waiting(now):
             queued.remove(one.ticket)
             running.append(one)
@@ -115,7 +115,7 @@ def test_no_request_is_lost_or_started_twice(steps: list[tuple[Priority, int]], 
     now = len(steps) * 0.1
     while running:
         done = running.pop(0)
-        dispatcher.finish(done.ticket, done.server, RequestOutcome.OK, now)
+        dispatcher.finish(done.ticket, done.backend, RequestOutcome.OK, now)
         for one in dispatcher.start_waiting(now):
             queued.remove(one.ticket)
             running.append(one)
@@ -154,7 +154,7 @@ def test_the_expected_wait_is_what_a_steady_engine_then_takes(service: float, sl
         one = dispatcher.submit(ticket(arrived=now), now)
         assert isinstance(one, Started)
         now += service
-        dispatcher.finish(one.ticket, one.server, RequestOutcome.OK, now)
+        dispatcher.finish(one.ticket, one.backend, RequestOutcome.OK, now)
     for _ in range(slots):
         assert isinstance(dispatcher.submit(ticket(arrived=now), now), Started)
     for position in range(1, ahead + 1):
@@ -174,7 +174,7 @@ def test_a_refusal_says_when_to_come_back_within_bounds() -> None:
         dispatcher = make(policy, m=(Engine(instance_id="e"),))
         one = dispatcher.submit(ticket(arrived=0.0), 0.0)
         assert isinstance(one, Started)
-        dispatcher.finish(one.ticket, one.server, RequestOutcome.OK, expected)
+        dispatcher.finish(one.ticket, one.backend, RequestOutcome.OK, expected)
         dispatcher.submit(ticket(arrived=expected), expected)
         answers = [dispatcher.submit(ticket(arrived=expected), expected) for _ in range(3)]
         refused = [answer for answer in answers if isinstance(answer, Refused)]

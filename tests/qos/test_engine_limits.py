@@ -70,7 +70,7 @@ def test_nothing_opens_an_engine_that_was_excluded() -> None:
     running = dispatcher.submit(ticket(), 0.0)
     assert isinstance(running, Started)
     dispatcher.exclude("e")
-    dispatcher.finish(running.ticket, running.server, RequestOutcome.OK, 1.0)
+    dispatcher.finish(running.ticket, running.backend, RequestOutcome.OK, 1.0)
     assert isinstance(dispatcher.submit(ticket(arrived=2.0), 2.0), Queued)
     assert dispatcher.start_waiting(50.0) == []
     dispatcher.exclude("unknown")  # harmless
@@ -160,7 +160,7 @@ def test_a_device_runs_no_more_than_its_limit_over_all_models(limit: int, steps:
             running.append(answer)
         if finishes and running:
             done = running.pop(0)
-            dispatcher.finish(done.ticket, done.server, RequestOutcome.OK, 1.0)
+            dispatcher.finish(done.ticket, done.backend, RequestOutcome.OK, 1.0)
             running += dispatcher.start_waiting(1.0)
         assert dispatcher.on_device("gpu") == len(running) <= limit
         assert len(running) == limit or dispatcher.depth("a") + dispatcher.depth("b") == 0, "no slot stays empty"

@@ -40,7 +40,7 @@ def test_the_last_of_the_lowest_makes_way_and_keeps_its_place() -> None:
     assert isinstance(dispatcher.submit(urgent, 3.0), Queued)
     assert dispatcher.choose_recalls(3.0) == []  # it has only just come
     [chosen] = dispatcher.choose_recalls(3.3)
-    assert (chosen.ticket, chosen.server) == (newer, ENGINE)
+    assert (chosen.ticket, chosen.backend) == (newer, ENGINE)
     dispatcher.take_back(newer, ENGINE)
     dispatcher.queue_again(newer)
     assert [one.ticket for one in dispatcher.start_waiting(3.3)] == [urgent]
@@ -83,7 +83,7 @@ def test_one_request_is_recalled_so_often_and_no_more() -> None:
         for one in urgent:
             dispatcher.submit(one, moment)
         for chosen in dispatcher.choose_recalls(moment + 0.5):
-            dispatcher.take_back(chosen.ticket, chosen.server)
+            dispatcher.take_back(chosen.ticket, chosen.backend)
             dispatcher.queue_again(chosen.ticket)
         started = dispatcher.start_waiting(moment + 0.5)
         for one in urgent:
@@ -186,8 +186,8 @@ def test_low_work_of_another_model_makes_way_where_the_device_is_full() -> None:
     low = start(dispatcher, "b", "low", 1.0)
     urgent = wait(dispatcher, "a", 3.0)
     [chosen] = dispatcher.choose_recalls(3.5)
-    assert (chosen.ticket, chosen.server.instance_id) == (low, "b")
-    dispatcher.take_back(chosen.ticket, chosen.server)
+    assert (chosen.ticket, chosen.backend.instance_id) == (low, "b")
+    dispatcher.take_back(chosen.ticket, chosen.backend)
     dispatcher.queue_again(chosen.ticket)
     assert [one.ticket for one in dispatcher.start_waiting(3.5)] == [urgent]
     assert dispatcher.recalls.counts == {"b": 1}

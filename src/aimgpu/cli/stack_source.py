@@ -84,7 +84,7 @@ def name_of(model: str) -> str:
 
 def parse_source(text: str, source: str, base_directory: Path) -> StackText:
     """The stack with where it came from."""
-    stack = parse_stack(text, source=source, base_directory=base_directory, check_part=find_product)
+    stack = parse_stack(text, source=source, base_directory=base_directory, check_product=find_product)
     return StackText(text=text, base_directory=base_directory, stack=stack)
 
 

@@ -301,7 +301,7 @@ class Applier:
         _announce(step, emit)
         hardware = self._dependencies.hardware
         partitions = [part for device in hardware.read_devices() for part in device.layout.partitions if part.id in step.idle]
-        ended = self._dependencies.attendants.dismiss([part.uuid for part in partitions if part.uuid is not None])
+        ended = self._dependencies.helpers.dismiss([part.uuid for part in partitions if part.uuid is not None])
         if ended:
             emit(Event(kind=EventKind.STEP, text=f"stopped MPS on {', '.join(ended)}"))
         device = hardware.apply_layout(step.device_id, step.after, reload_driver=step.reload_driver)

@@ -449,7 +449,7 @@ class Controller:
         return Occupants(
             usage=tuple(self._dependencies.hardware.read_usage()),
             owners=process_owners(self._effects, self.instances()),
-            helpers=frozenset(self._dependencies.attendants.pids()),
+            helpers=frozenset(self._dependencies.helpers.pids()),
         )
 
     def _devices_at_start(self, emit: Emit) -> tuple[Device, ...] | None:

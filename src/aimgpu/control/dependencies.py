@@ -99,5 +99,5 @@ class Dependencies:
     learn: Learner = learn_nothing
     note_shortfall: ShortfallNote = note_nothing
     effects: Effects = REAL
-    hidden_use: UnattributedMemory = field(default_factory=UnattributedMemory)
-    attendants: HelperProcesses = field(default_factory=NoHelperProcesses)
+    unattributed: UnattributedMemory = field(default_factory=UnattributedMemory)
+    helpers: HelperProcesses = field(default_factory=NoHelperProcesses)

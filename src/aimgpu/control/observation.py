@@ -108,7 +108,7 @@ class MachineObserver:
         self._node = node
         self._read_tenants = read_tenants
         self._patience_seconds = patience_seconds
-        self._hidden_use = UnattributedMemory()
+        self._unattributed = UnattributedMemory()
         self._lock = threading.Lock()
         self._done: threading.Event | None = None  # of the look that is under way
         self._last = Observation()
@@ -191,7 +191,7 @@ class MachineObserver:
         self, device: Device, usage: DeviceUsage | None, grants: tuple[Grant, ...], ours: frozenset[int]
     ) -> Mapping[str, int]:
         here = tuple(grant for grant in grants if grant.device_id == device.id)
-        return foreign_bytes(device, usage, here, ours, self._hidden_use)
+        return foreign_bytes(device, usage, here, ours, self._unattributed)
 
     def _tenants(self, grants: tuple[Grant, ...]) -> dict[str, TenantUse]:
         found: dict[str, TenantUse] = {}

@@ -26,7 +26,7 @@ class Machine:
     usage: Mapping[str, DeviceUsage]  # by Device id
     owners: Mapping[int, str]  # instance by pid, for processes of ours
     daemon: bool
-    attendants: frozenset[int] = frozenset()  # pids of ours that serve several instances: MPS
+    helpers: frozenset[int] = frozenset()  # pids of ours that serve several instances: MPS
     findings: tuple[Finding, ...] = ()  # what is wrong with GPUs of this machine
     choice: GpuChoice | None = None  # as asked for
 
@@ -67,7 +67,7 @@ def read_machine(sources: MachineSources, *, granted: Snapshot | None, choice: G
         usage=usage,
         owners=owners,
         daemon=granted is not None,
-        attendants=frozenset(sources.helpers.pids()),
+        helpers=frozenset(sources.helpers.pids()),
         findings=tuple(sources.hardware.inspect()),
         choice=choice,
     )

@@ -31,7 +31,7 @@ def change_layout_offline(
         running=ledger.instances(),
         snapshot=take_snapshot(dependencies),
     )
-    occupants = Occupants(usage=tuple(dependencies.hardware.read_usage()), helpers=frozenset(dependencies.attendants.pids()))
+    occupants = Occupants(usage=tuple(dependencies.hardware.read_usage()), helpers=frozenset(dependencies.helpers.pids()))
     change = find_layout_change(state.snapshot, device_id, layout, occupants)
     if change.changes_nothing:
         return change

@@ -73,13 +73,13 @@ def foreign_bytes(
     usage: DeviceUsage | None,
     grants: tuple[Grant, ...],
     ours: frozenset[int],
-    hidden_use: UnattributedMemory | None = None,
+    unattributed: UnattributedMemory | None = None,
 ) -> Mapping[str, int]:
     """Bytes held by processes that are not ours, by Partition.
 
     Where the device does not say what a process holds, everything measured beyond what we granted counts as foreign. So does
-    what is measured and explained by no process at all: of another container, or of the graphics driver. `hidden_use` remembers
-    what that was before we granted something beside it.
+    what is measured and explained by no process at all: of another container, or of the graphics driver. `unattributed`
+    remembers what that was before we granted something beside it.
     """
     if usage is None:
         return {}
@@ -89,7 +89,7 @@ def foreign_bytes(
         if process.memory_bytes:
             key = process.partition_id or UNKNOWN_PARTITION
             found[key] = found.get(key, 0) + process.memory_bytes
-    for key, size in _unexplained(device, usage, grants, ours, hidden_use or UnattributedMemory()):
+    for key, size in _unexplained(device, usage, grants, ours, unattributed or UnattributedMemory()):
         found[key] = found.get(key, 0) + size
     if any(process.memory_bytes is None for process in strangers):
         for partition in device.layout.partitions:
@@ -99,7 +99,7 @@ def foreign_bytes(
 
 
 def _unexplained(
-    device: Device, usage: DeviceUsage, grants: tuple[Grant, ...], ours: frozenset[int], hidden_use: UnattributedMemory
+    device: Device, usage: DeviceUsage, grants: tuple[Grant, ...], ours: frozenset[int], unattributed: UnattributedMemory
 ) -> Iterator[tuple[str, int]]:
     """Bytes in use that belong to no process that can be seen, where they are more than a driver needs for itself."""
     rest = (usage.used_bytes or 0) - sum(
@@ -111,12 +111,12 @@ def _unexplained(
         explained = sum(process.memory_bytes or 0 for process in here)
         unexplained = max(0, usage.used_bytes_by_partition.get(partition.id, 0) - explained)
         unseen = _granted_unseen(grants, partition.id, [process.memory_bytes for process in here if process.pid in ours])
-        theirs = hidden_use.estimate(partition.id, unexplained, unseen)
+        theirs = unattributed.estimate(partition.id, unexplained, unseen)
         rest -= explained + unexplained
         granted += max(0, unseen - (unexplained - theirs))
         if theirs > _DRIVERS_OWN_BYTES:
             yield partition.id, theirs
-    theirs = hidden_use.estimate(device.id, rest, granted) if usage.used_bytes is not None else 0
+    theirs = unattributed.estimate(device.id, rest, granted) if usage.used_bytes is not None else 0
     if theirs > _DRIVERS_OWN_BYTES:
         yield UNKNOWN_PARTITION, theirs
 
@@ -139,7 +139,7 @@ def _device_state(
     return DeviceState(
         device=device,
         grants=here,
-        foreign_bytes=foreign_bytes(device, usage, here, ours, dependencies.hidden_use),
+        foreign_bytes=foreign_bytes(device, usage, here, ours, dependencies.unattributed),
         shared_levels={part.id: levels(device, part, exclusive=False) for part in partitions},
         exclusive_levels={part.id: levels(device, part, exclusive=True) for part in partitions},
     )

@@ -271,7 +271,7 @@ class _Daemon:
             interposer=parts.interposer,
             hardware=parts.dependencies.hardware,
             ledger=ledger,
-            helpers=parts.dependencies.attendants,
+            helpers=parts.dependencies.helpers,
         )
         return [
             asyncio.create_task(reconcile(controller, ledger.set_aside, reconciled)),

@@ -79,7 +79,7 @@ class Slots:
     """The slots of all engines behind the route table, handed out by the dispatcher. Lives on the gateway's event loop."""
 
     def __init__(self, routes: RouteTable, policy: QueuePolicy, holding: HoldingLimits | None = None) -> None:
-        self.dispatcher: Dispatcher[Backend] = Dispatcher(policy, self._servers_of, self._arrival_of)
+        self.dispatcher: Dispatcher[Backend] = Dispatcher(policy, self._backends_of, self._arrival_of)
         self.wake_requests = WakeRequests()
         self.engine_faults = EngineFaults()
         self._routes = routes
@@ -148,7 +148,7 @@ class Slots:
             ticket.order = min(due, arrived + order)
         answer = self.dispatcher.submit(ticket, now)
         if isinstance(answer, Started):
-            return self._lease(ticket, answer.server)
+            return self._lease(ticket, answer.backend)
         if isinstance(answer, Refused):
             if not model.backends:
                 self._nudge(model.name, request.priority, now)
@@ -226,20 +226,20 @@ class Slots:
     def _recall(self, now: float) -> bool:
         chosen = self.dispatcher.choose_recalls(now)
         for one in chosen:
-            self.dispatcher.take_back(one.ticket, one.server)
+            self.dispatcher.take_back(one.ticket, one.backend)
             self._recallable.pop(one.ticket).recall()
         return bool(chosen)
 
     def _hand_out(self, started: list[Started[Backend]]) -> None:
         for one in started:
             waiter = self._waiting.get(one.ticket)
-            lease = self._lease(one.ticket, one.server)
+            lease = self._lease(one.ticket, one.backend)
             if waiter is None or waiter.done():
                 lease.release(RequestOutcome.UNKNOWN)
             else:
                 waiter.set_result(lease)
 
-    def _servers_of(self, name: str) -> tuple[Backend, ...]:
+    def _backends_of(self, name: str) -> tuple[Backend, ...]:
         model = self._routes.find(name)
         return model.backends if model is not None else ()
 

@@ -64,12 +64,12 @@ def judge(
     usages: Iterable[DeviceUsage],
     watched: Collection[Watched],
     *,
-    attendants: frozenset[int] = frozenset(),
+    helpers: frozenset[int] = frozenset(),
     tolerance_bytes: int = DEFAULT_TOLERANCE_BYTES,
 ) -> tuple[Judgement, ...]:
-    """Pure: everything that is not as granted, device by device. `attendants`: ours without being a tenant's."""
+    """Pure: everything that is not as granted, device by device. `helpers`: ours without being a tenant's."""
     verdicts: list[Judgement] = []
-    ours = attendants.union(*(instance.pids for instance in watched))
+    ours = helpers.union(*(instance.pids for instance in watched))
     for usage in usages:
         for instance in watched:
             verdicts += _judge_instance(usage, instance, tolerance_bytes)
@@ -143,7 +143,7 @@ class Watchdog:
         self._read_watched = read_watched
         self._act = act
         self._regions = regions
-        self._read_attendants = read_attendants
+        self._read_helpers = read_attendants
         self._known: frozenset[tuple[Violation, str | None, frozenset[int]]] = frozenset()
         self._starvation = StarvationReporter(time.monotonic)
 
@@ -152,7 +152,7 @@ class Watchdog:
         for region in self._regions():
             region.reap()
         self._starvation.look(self._regions())
-        verdicts = judge(self._read_usage(), self._read_watched(), attendants=self._read_attendants())
+        verdicts = judge(self._read_usage(), self._read_watched(), helpers=self._read_helpers())
         for verdict in verdicts:
             if _key(verdict) not in self._known:
                 self._answer(verdict)

@@ -68,7 +68,7 @@ class QoSManager:
         self._policy = policy or QueuePolicy()
         self._clock = clock
         self._lock = threading.Lock()
-        self._lines: dict[str, ClassQueue] = {}
+        self._queues: dict[str, ClassQueue] = {}
         self._ids: dict[Ticket, tuple[str, object]] = {}
         self._running: dict[str, Ticket] = {}
         self._objectives: dict[str, ServiceObjective] = {}
@@ -154,15 +154,15 @@ class QoSManager:
             )
         now = self._clock()
         with self._lock:
-            line = self._lines.setdefault(model, ClassQueue())
-            self._drop_expired(line, now)
-            if line.depth(priority) >= self._policy.most_queued[priority]:
-                raise QueueFull(f"{line.depth(priority)} {priority} requests already wait for {model!r}")
+            queue = self._queues.setdefault(model, ClassQueue())
+            self._drop_expired(queue, now)
+            if queue.depth(priority) >= self._policy.most_queued[priority]:
+                raise QueueFull(f"{queue.depth(priority)} {priority} requests already wait for {model!r}")
             wait = self._policy.longest_wait_seconds[priority] if deadline_seconds is None else deadline_seconds
             ticket = Ticket(
                 model=model, priority=priority, arrived=now, due=now + wait, has_deadline=deadline_seconds is not None
             )
-            line.add(ticket)
+            queue.add(ticket)
             request_id = uuid4().hex
             self._ids[ticket] = (request_id, payload)
             meter = self._scores_of(model).meter(priority)
@@ -174,12 +174,12 @@ class QoSManager:
         """The request that should run now, of one model or of all; None when none waits."""
         now = self._clock()
         with self._lock:
-            lines = self._lines.values() if model is None else [self._lines.get(model) or ClassQueue()]
+            queues = self._queues.values() if model is None else [self._queues.get(model) or ClassQueue()]
             best: Ticket | None = None
             best_key: tuple[int, float] = (0, 0.0)
-            for line in lines:
-                self._drop_expired(line, now)
-                for ticket in line.heads():
+            for queue in queues:
+                self._drop_expired(queue, now)
+                for ticket in queue.heads():
                     key = (-self._policy.effective_rank(ticket.priority, now - ticket.arrived), ticket.due)
                     if best is None or key < best_key:
                         best, best_key = ticket, key
@@ -224,10 +224,10 @@ class QoSManager:
         """How many requests wait, of one model or of all, of one class or of all; expired ones are dropped first."""
         now = self._clock()
         with self._lock:
-            lines = self._lines.values() if model is None else [self._lines.get(model) or ClassQueue()]
-            for line in lines:
-                self._drop_expired(line, now)
-            return sum(len(line) if priority is None else line.depth(parse_priority(priority)) for line in lines)
+            queues = self._queues.values() if model is None else [self._queues.get(model) or ClassQueue()]
+            for queue in queues:
+                self._drop_expired(queue, now)
+            return sum(len(queue) if priority is None else queue.depth(parse_priority(priority)) for queue in queues)
 
     def compliance(self, model: str) -> Compliance:
         """How the model's objectives were kept, and its times."""
@@ -237,7 +237,7 @@ class QoSManager:
             report = scores.report(now)
             classes = {priority: scores.report_class(priority, now).targets for priority in Priority if priority in scores.own}
             read = {kind: self._times_of(model, kind).read(now) for kind in ("ttft", "tpot", "latency")}
-            waiting = len(self._lines.get(model) or ClassQueue())
+            waiting = len(self._queues.get(model) or ClassQueue())
         window = report.windows[_FAST_WINDOW]
         targets = [*report.targets, *(target for own in classes.values() for target in own)]
         judged = [target.attainment >= target.target_part for target in targets if target.attainment is not None]
@@ -276,14 +276,14 @@ class QoSManager:
         if flow is not None:
             _end_flow(flow, ticket, sample, now)
 
-    def _drop_expired(self, line: ClassQueue, now: float) -> None:
-        for ticket in line.pop_expired(now):
+    def _drop_expired(self, queue: ClassQueue, now: float) -> None:
+        for ticket in queue.pop_expired(now):
             del self._ids[ticket]
             self.expired += 1
             self._record(ticket, Sample(failed=True, latency_seconds=now - ticket.arrived), now)
 
     def _start(self, ticket: Ticket, now: float) -> QoSRequest:
-        self._lines[ticket.model].remove(ticket)
+        self._queues[ticket.model].remove(ticket)
         ticket.state, ticket.started = TicketState.STARTED, now
         request_id, payload = self._ids.pop(ticket)
         self._running[request_id] = ticket

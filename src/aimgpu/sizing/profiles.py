@@ -1,4 +1,4 @@
-"""AIM profiles: what a model of one precision needs of one GPU part, as our JSON and in AMD's own profile format.
+"""AIM profiles: what a model of one precision needs of one GPU product, as our JSON and in AMD's own profile format.
 
 A profile never recommends more than the device has nor less than the model needs; where one device does not do, it says so, and
 on how many it would.
@@ -34,7 +34,7 @@ _ARCHITECTURES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A model at one precision on one part."""
+    """A model at one precision on one product."""
 
     facts: ModelFacts
     precision: str
@@ -124,22 +124,24 @@ def to_json(profile: Profile) -> dict[str, object]:
 
 def to_aim(profile: Profile, metric: str = "latency") -> dict[str, object]:
     """AMD's profile format; raises InvalidInput for what its schema cannot say."""
-    part = profile.device.product
-    if profile.device.vendor is not Vendor.AMD or part not in _AIM_PRODUCTS:
-        raise InvalidInput(f"AMD's profile format does not know the GPU {part}", hint=f"It knows {', '.join(_AIM_PRODUCTS)}.")
+    product = profile.device.product
+    if profile.device.vendor is not Vendor.AMD or product not in _AIM_PRODUCTS:
+        raise InvalidInput(
+            f"AMD's profile format does not know the GPU {product}", hint=f"It knows {', '.join(_AIM_PRODUCTS)}."
+        )
     if profile.precision not in _AIM_PRECISIONS:
         raise InvalidInput(
             f"AMD's profile format does not know {profile.precision}", hint=f"It knows {', '.join(_AIM_PRECISIONS)}."
         )
     if profile.devices not in _AIM_COUNTS:
-        raise InvalidInput(f"{profile.variant_id} does not fit 8 x {part}", hint="Use a smaller precision or context.")
+        raise InvalidInput(f"{profile.variant_id} does not fit 8 x {product}", hint="Use a smaller precision or context.")
     as_published = profile.precision in _DTYPES
     return {
         "aim_id": profile.facts.name,
         "model_id": profile.facts.name,
         "metadata": {
             "engine": "vllm",
-            "gpu": part,
+            "gpu": product,
             "gpu_count": profile.devices,
             "manual_selection_only": not as_published,  # a quantised checkpoint has an id of its own, to be put in
             "metric": metric,
@@ -147,7 +149,7 @@ def to_aim(profile: Profile, metric: str = "latency") -> dict[str, object]:
             "type": "unoptimized",
         },
         "engine_args": _engine_args(profile),
-        "env_vars": {"GPU_ARCHS": _ARCHITECTURES[part]} if part in _ARCHITECTURES else {},
+        "env_vars": {"GPU_ARCHS": _ARCHITECTURES[product]} if product in _ARCHITECTURES else {},
     }
 
 

@@ -108,7 +108,7 @@ def _describe_gpu(state: DeviceState, machine: Machine) -> dict[str, Any]:
                 "memory_bytes": process.memory_bytes,
                 "partition": process.partition_id,
                 "instance": machine.owners.get(process.pid),
-                "ours": process.pid in machine.owners or process.pid in machine.attendants,
+                "ours": process.pid in machine.owners or process.pid in machine.helpers,
             }
             for process in (usage.processes if usage else ())
         ],

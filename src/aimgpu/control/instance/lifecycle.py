@@ -337,12 +337,12 @@ class Lifecycle:
     def _make_request(self, instance: Instance, prepared: Prepared) -> LaunchRequest:
         self._check_cancelled(instance)
         devices = self._read_devices(instance)
-        surroundings = make_launch_environment(self._dependencies, instance, devices)
-        granted = min((grant.memory_bytes for grant in surroundings.grants), default=0)
+        prepared_launch = make_launch_environment(self._dependencies, instance, devices)
+        granted = min((grant.memory_bytes for grant in prepared_launch.grants), default=0)
         footprint = spend_surplus(prepared.footprint, granted)
         instance = replace(
             instance,
-            grants=surroundings.grants,
+            grants=prepared_launch.grants,
             concurrency=footprint.concurrency,
             kv_tokens=footprint.kv_tokens,
             kv_cache_bytes=footprint.term_bytes("kv_cache"),
@@ -360,9 +360,9 @@ class Lifecycle:
             model_path=local.path if local else None,
             footprint=footprint,
             overrides=prepared.deployment.overrides,
-            environment=surroundings.environment,
-            device_nodes=surroundings.device_nodes,
-            control_group=surroundings.control_group,
+            environment=prepared_launch.environment,
+            device_nodes=prepared_launch.device_nodes,
+            control_group=prepared_launch.control_group,
             run_directory=folder,
             api_key=key,
             partition_memory_bytes=min((partition.memory_bytes for partition in partitions), default=None),

@@ -101,7 +101,7 @@ DEFAULT_SIMULATED_PRODUCT = "MI300X"
 class GpuChoice:
     """Which GPUs to use. `simulated` None: those of this machine, or one simulated MI300X where there are none."""
 
-    simulated: str | None = None  # a part, as the user wrote it; the hardware room knows which ones there are
+    simulated: str | None = None  # a product, as the user wrote it; the hardware room knows them
     count: int = 1
     software: bool = False  # by the software GPU's driver: programs run on it
 
@@ -137,11 +137,11 @@ def parse_stack(
     *,
     source: str = "stack file",
     base_directory: Path | None = None,
-    check_part: Callable[[str], object] = str,
+    check_product: Callable[[str], object] = str,
 ) -> Stack:
     """What the text says, or InvalidStackFile. `base_directory` makes relative model paths absolute.
 
-    `check_part` raises UnknownProduct for a GPU that cannot be simulated; the hardware room knows which can.
+    `check_product` raises UnknownProduct for a GPU that cannot be simulated; the hardware room knows which can.
     """
     root = parse_yaml(text, source)
     belongs = dict.fromkeys(_MODEL_KEYS, "models: NAME") | dict.fromkeys(QUEUE_KEYS, "queue")
@@ -165,13 +165,13 @@ def parse_stack(
         node = programs[unreachable[0]]
         raise node.complaint(unreachable[1], "`after` names models and programs of this file.", line=node.key_line)
     return Stack(
-        gpus=_gpu_choice(fields.get("gpus"), check_part),
+        gpus=_gpu_choice(fields.get("gpus"), check_product),
         deployments=deployments,
         queue=read_queue(fields.get("queue")),
     )
 
 
-def _gpu_choice(node: YamlNode | None, check_part: Callable[[str], object]) -> GpuChoice:
+def _gpu_choice(node: YamlNode | None, check_product: Callable[[str], object]) -> GpuChoice:
     if node is None:
         return GpuChoice()
     if not node.is_mapping:
@@ -184,12 +184,12 @@ def _gpu_choice(node: YamlNode | None, check_part: Callable[[str], object]) -> G
         raise node.complaint(wrong, "For example: gpus: {simulated: MI300X, count: 2}")
     (kind,) = kinds
     count = fields["count"].whole_number(most=64, example="2") if "count" in fields else 1
-    part = fields[kind].text("MI300X")
+    product = fields[kind].text("MI300X")
     try:
-        check_part(part)
+        check_product(product)
     except UnknownProduct as error:
         raise fields[kind].complaint(f"'{kind}': {error.message}", error.hint) from error
-    return GpuChoice(simulated=part, count=count, software=kind == "software")
+    return GpuChoice(simulated=product, count=count, software=kind == "software")
 
 
 def _check_name(name: str, node: YamlNode, of: str) -> None:

@@ -16,7 +16,7 @@ from aimgpu.errors import (
     UnknownLayout,
 )
 from aimgpu.hardware.amd import modes
-from aimgpu.hardware.amd.control_path import ControlPath, WayChooser
+from aimgpu.hardware.amd.control_path import ControlPath, ControlPathChooser
 from aimgpu.hardware.amd.devices import describe_devices
 from aimgpu.hardware.amd.gpus import COMPUTE_MODE, MEMORY_MODE, AmdGpu, read_gpus
 from aimgpu.hardware.amd.processes import process_name, read_processes
@@ -41,13 +41,13 @@ class AmdPartitioner:
     def __init__(
         self,
         sysfs: Sysfs,
-        choose_way: WayChooser,
+        choose_path: ControlPathChooser,
         *,
         patience: Patience | None = None,
         smi: AmdSmi | None = None,
     ) -> None:
         self._sysfs = sysfs
-        self._choose_way = choose_way
+        self._choose_path = choose_path
         self._patience = patience or Patience()
         self._smi = smi or AmdSmi()
 
@@ -81,14 +81,14 @@ class AmdPartitioner:
                 hint="Pass --reload-driver when it may stop." + (f" It changes {', '.join(others)} too." if others else ""),
                 page_hint="Choose to reload the driver when it may stop.",
             )
-        way = self._choose_way(gpu, MEMORY_MODE)
-        way.reloader.check()
+        path = self._choose_path(gpu, MEMORY_MODE)
+        path.reloader.check()
         self._wait_until_free(before, memory)
-        way.writer.set_memory_mode(gpu, memory)
+        path.writer.set_memory_mode(gpu, memory)
         try:
-            way.reloader.reload()
+            path.reloader.reload()
         except AimGpuError as error:
-            raise self._withdraw(gpu, way, error) from error
+            raise self._withdraw(gpu, path, error) from error
         self._settle(before, compute)
         now = self._look_at(gpu.bdf)
         if now is not None and now.memory_mode != memory:
@@ -96,7 +96,7 @@ class AmdPartitioner:
                 f"{gpu.id} was asked to become {memory}, and is {now.compute_mode}/{now.memory_mode} after the driver reload",
                 hint="The driver may not have been reloaded, or the firmware refused. Look at the kernel log.",
             )
-            raise self._withdraw(gpu, way, kept)
+            raise self._withdraw(gpu, path, kept)
 
     def _wait_until_free(self, gpus: tuple[AmdGpu, ...], mode: str) -> None:
         """Nothing may run on any GPU; what was just stopped may take a moment to be gone."""
@@ -106,13 +106,13 @@ class AmdPartitioner:
             self._patience.sleep(self._patience.pause_seconds)
         raise self._busy(gpus, mode)
 
-    def _withdraw(self, gpu: AmdGpu, way: ControlPath, error: AimGpuError) -> AimGpuError:
+    def _withdraw(self, gpu: AmdGpu, path: ControlPath, error: AimGpuError) -> AimGpuError:
         """A request that stays would take effect at the next reload by any program; without a driver there is none."""
         now = self._look_at(gpu.bdf)
         if gpu.memory_mode is None or now is None or now.memory_mode is None:
             return error
         try:
-            way.writer.set_memory_mode(gpu, gpu.memory_mode)
+            path.writer.set_memory_mode(gpu, gpu.memory_mode)
         except AimGpuError as second:
             kept = f"{error.message}; the request stays and takes effect at the next reload ({second.message})"
             return type(error)(kept, hint=error.hint)
@@ -132,10 +132,10 @@ class AmdPartitioner:
         return next((gpu for gpu in read_gpus(self._sysfs) if gpu.bdf == bdf), None)
 
     def _set_compute_mode(self, gpu: AmdGpu, mode: str) -> None:
-        way = self._choose_way(gpu, COMPUTE_MODE)
+        path = self._choose_path(gpu, COMPUTE_MODE)
         for attempt in range(1, self._patience.tries + 1):
             try:
-                way.writer.set_compute_mode(gpu, mode)
+                path.writer.set_compute_mode(gpu, mode)
             except PartitionBusy as error:
                 if attempt == self._patience.tries:
                     raise self._busy((gpu,), mode) from error

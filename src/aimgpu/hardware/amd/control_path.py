@@ -18,7 +18,7 @@ class ControlPath:
     reloader: DriverReloader
 
 
-class WayChooser(Protocol):
+class ControlPathChooser(Protocol):
     def __call__(self, gpu: AmdGpu, file: str) -> ControlPath:
         """For a change of this mode file of this GPU."""
 

@@ -34,8 +34,8 @@ class AmdHardware:
     ) -> None:
         self._sysfs = sysfs or Sysfs()
         self._smi = smi or AmdSmi()
-        way = ControlPath(writer=writer or SysfsWriter(self._sysfs), reloader=reloader or ModprobeReloader(self._sysfs))
-        choose = FilesElseTool(way, self._sysfs, self._smi) if writer is None else lambda _gpu, _file: way
+        path = ControlPath(writer=writer or SysfsWriter(self._sysfs), reloader=reloader or ModprobeReloader(self._sysfs))
+        choose = FilesElseTool(path, self._sysfs, self._smi) if writer is None else lambda _gpu, _file: path
         self._partitioner = AmdPartitioner(self._sysfs, choose, patience=patience, smi=self._smi)
         self._usage = AmdUsageReader(self._sysfs)
         self._names: dict[str, str] | None = None  # by PCI address, as amd-smi reports

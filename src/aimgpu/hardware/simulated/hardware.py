@@ -25,12 +25,12 @@ _NAMES_IN_HINT = 12
 class _Slot:
     """One simulated GPU: what never changes about it."""
 
-    def __init__(self, part: Product, number: int, index: int, prefix: str) -> None:
-        self.product = part
-        self.id = f"{prefix}-{part.name.lower()}-{number}"
+    def __init__(self, product: Product, number: int, index: int, prefix: str) -> None:
+        self.product = product
+        self.id = f"{prefix}-{product.name.lower()}-{number}"
         self.index = index
-        self.hive = f"sim-hive-{part.name.lower()}" if part.linked else None
-        self.book = LayoutBook(part, self.id)
+        self.hive = f"sim-hive-{product.name.lower()}" if product.linked else None
+        self.book = LayoutBook(product, self.id)
 
 
 class SimulatedHardware:
@@ -205,11 +205,11 @@ def _make_slots(products: Sequence[tuple[str, int]], prefix: str) -> list[_Slot]
     slots: list[_Slot] = []
     numbers: dict[str, int] = {}
     for name, count in products:
-        part = find_product(name)
+        product = find_product(name)
         for _ in range(count):
-            number = numbers.get(part.name, 0)
-            numbers[part.name] = number + 1
-            slots.append(_Slot(part, number, len(slots), prefix))
+            number = numbers.get(product.name, 0)
+            numbers[product.name] = number + 1
+            slots.append(_Slot(product, number, len(slots), prefix))
     return slots
 
 

@@ -12,11 +12,11 @@ WHOLE = "whole"
 class LayoutBook:
     """The legal layouts of one device, by name. For MIG it lists the full ones and finds every other legal set by its name."""
 
-    def __init__(self, part: Product, device_id: str) -> None:
-        self._part = part
+    def __init__(self, product: Product, device_id: str) -> None:
+        self._product = product
         self._device_id = device_id
         self._mig_partitions: dict[tuple[str, int], Partition] = {}
-        self.layouts = self._amd_layouts() if part.chip else self._whole_and_mig_layouts()
+        self.layouts = self._amd_layouts() if product.chip else self._whole_and_mig_layouts()
         self._by_name = {layout.name: layout for layout in self.layouts}
 
     @property
@@ -26,27 +26,27 @@ class LayoutBook:
 
     def find(self, name: str, current: Layout) -> Layout | None:
         """The layout of "CPX/NPS4", "cpx", "whole" or "1g.18gb@0+3g.71gb@4"."""
-        if self._part.chip:
+        if self._product.chip:
             return self._by_name.get(modes.layout_name(*modes.wanted_modes(name, current.memory_mode or "NPS1")))
         wanted = name.strip().lower()
         if wanted == WHOLE:
             return self._by_name[WHOLE]
-        if wanted == EMPTY and self._part.mig:
+        if wanted == EMPTY and self._product.mig:
             return Layout(name=EMPTY, compute_mode=None, memory_mode=None, partitions=())
-        placements = mig.parse_placements(wanted, self._part.mig)
+        placements = mig.parse_placements(wanted, self._product.mig)
         if placements is None:
             return None
         layout = mig.mig_layout(self._device_id, placements, self._mig_partitions)
         return self._by_name.get(layout.name, layout)
 
     def _amd_layouts(self) -> tuple[Layout, ...]:
-        chip = self._part.chip
+        chip = self._product.chip
         if chip is None:
             return ()
         predicted = (
             modes.predict_layout(self._device_id, compute, memory, chip)
             for compute in modes.compute_modes(chip.xccs)
-            for memory in self._part.memory_modes
+            for memory in self._product.memory_modes
             if modes.are_compatible(compute, memory, chip.gfx_target)
         )
         return tuple(layout for layout in predicted if layout is not None)
@@ -57,12 +57,12 @@ class LayoutBook:
             device_id=self._device_id,
             index=0,
             kind=WHOLE,
-            memory_bytes=self._part.memory_bytes,
-            compute_units=self._part.compute_units,
+            memory_bytes=self._product.memory_bytes,
+            compute_units=self._product.compute_units,
         )
         unpartitioned = Layout(name=WHOLE, compute_mode=None, memory_mode=None, partitions=(whole,))
         full = (
             mig.mig_layout(self._device_id, placements, self._mig_partitions)
-            for placements in mig.full_placements(self._part.mig)
+            for placements in mig.full_placements(self._product.mig)
         )
         return (unpartitioned, *full)

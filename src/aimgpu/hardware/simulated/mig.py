@@ -48,7 +48,7 @@ def seven_slice_profiles(
 
 @cache
 def full_placements(profiles: tuple[SliceProfile, ...]) -> tuple[Placements, ...]:
-    """Every legal set to which nothing can be added, without the media-engine variants; shared by all GPUs of a part."""
+    """Every legal set to which nothing can be added, without the media-engine variants; shared by all GPUs of a product."""
     plain = tuple(profile for profile in profiles if not profile.kind.endswith("+me"))
     choices = tuple(sorted(((p, s) for p in plain for s in p.starts), key=lambda c: (c[1], -c[0].memory_slices, c[0].kind)))
     return tuple(found for found in _legal_sets(choices, 0, ()) if found and not _can_grow(found, choices))

@@ -55,25 +55,25 @@ class NodePenalties:
         standing[_STRAND, node], standing[_SPARE, node] = strand, spare
         standing[_BASE, node], standing[_CPU, node] = base, cpu
 
-    def rate(self, kind: CompiledAsk, nodes: Nodes) -> Table:
+    def rate(self, compiled: CompiledAsk, nodes: Nodes) -> Table:
         """Score of these nodes for the kind, its cells left out; NEVER where the CPU is short."""
         standing = self._standing.take(nodes, axis=1)
         score: Table = standing[_BASE]
         if self._ratios is not None:
-            shift = kind.shift if kind.shift is not None else self._shift_of(kind)
+            shift = compiled.shift if compiled.shift is not None else self._shift_of(compiled)
             lost = np.maximum(
                 standing[: _SPARE + 1], shift
             )  # more than what is lost by `shift`, which is the same on all nodes
             score -= lost[_STRAND]
             score -= lost[_SPARE]
-        if kind.cpu_millis:
-            score[standing[_CPU] < kind.cpu_millis] = NEVER
+        if compiled.cpu_millis:
+            score[standing[_CPU] < compiled.cpu_millis] = NEVER
         return score
 
-    def _shift_of(self, kind: CompiledAsk) -> Table:
-        shifts = (_bounded(kind.strand_shift * self._strand_score), _bounded(kind.spare_shift * self._spare_score))
-        kind.shift = np.array(shifts, dtype=np.int64).reshape(2, 1)
-        return kind.shift
+    def _shift_of(self, compiled: CompiledAsk) -> Table:
+        shifts = (_bounded(compiled.strand_shift * self._strand_score), _bounded(compiled.spare_shift * self._spare_score))
+        compiled.shift = np.array(shifts, dtype=np.int64).reshape(2, 1)
+        return compiled.shift
 
 
 def _bounded(score: int) -> int:

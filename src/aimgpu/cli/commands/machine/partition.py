@@ -144,7 +144,7 @@ def _with_reasons(error: UnknownLayout, findings: Iterable[Finding], rename: Ren
 
 def _strangers(machine: Machine, idle: set[str]) -> list[dict[str, Any]]:
     """Processes on partitions that must be idle meanwhile: not ours, or ours with no daemon that could stop them."""
-    ours = machine.attendants | (machine.owners.keys() if machine.daemon else set())
+    ours = machine.helpers | (machine.owners.keys() if machine.daemon else set())
     halted = {state.device.id for state in machine.states if any(part.id in idle for part in state.device.layout.partitions)}
     found = {
         process.pid: process.name

@@ -51,9 +51,9 @@ def capacity(path: Path, gpu: str, as_json: bool) -> None:
     print_table(["NAME", "PARTITION", "MEMORY", "COMPUTE", "ALONE"], plan_rows(found.plan, found.after))
 
 
-def _capacity_json(found: Capacity, part: str) -> dict[str, object]:
+def _capacity_json(found: Capacity, product: str) -> dict[str, object]:
     return {
-        "product": part,
+        "product": product,
         "devices": found.devices,
         "bound": found.bound,
         "proven_best": found.proven_best,

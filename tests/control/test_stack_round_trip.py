@@ -226,7 +226,7 @@ def refusal_of(name: str) -> str | None:
 
 def test_a_program_survives_and_one_of_a_caller_is_left_out() -> None:
     text = """programs:
-  train: {command: [python, train.py], directory: /work, gpu: {memory: 8GiB}, restart: on-failure, sharing: fair, env: {A: b}}
+  train: {command: [python, train.py], directory: /work, gpu: {memory: 8GiB}, preemptible: true, sharing: fair, env: {A: b}}
 """
     (program,) = parse_stack(text).deployments
     assert parse_stack(write_stack([program]).replace("***", "b")).deployments == (program,)

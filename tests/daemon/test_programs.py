@@ -314,6 +314,9 @@ def test_programs_of_a_stack_run_in_their_folder_once_and_fail_again_as_often_as
     assert (folder / "here").read_text() == f"{folder}\n"
     assert (folder / "mine").read_text() == "given\n"
     assert (folder / "tries").read_text() == "x\n" * 3
+    sizing = [sys.executable, "-m", "aimgpu", "size", "--from-run", "once"]
+    sized = subprocess.run(sizing, env=stage.environment, capture_output=True, text=True, check=True)
+    assert sized.stdout.startswith("once held nothing of its 1GiB in ")
 
 
 def test_a_program_after_another_starts_once_that_ended_well_and_holds_nothing_before(stage: Stage) -> None:
@@ -484,6 +487,36 @@ def test_no_model_makes_room_by_ending_a_program(stage: Stage) -> None:
     assert events[0]["refusals"]
     assert process.poll() is None
     assert stage.running("stays")
+
+
+def test_a_preemptible_program_goes_when_a_model_wakes_and_starts_again_when_that_sleeps(own: Stage) -> None:
+    folder = own.daemon.home.path
+    serve = [sys.executable, str(ROOT / "tests/programs/own_server.py"), "--port", "{port}"]
+    stack = {
+        "models": {"chat": {"engine": "command", "command": serve, "gpu": {"memory": "150GiB"}, "keep": "10m"}},
+        "programs": {
+            "train": {
+                "command": ["sh", "-c", "echo x >> starts; trap '' TERM; while :; do sleep 0.1; done"],
+                "gpu": {"memory": "150GiB"},
+                "priority": "low",
+                "preemptible": True,
+            }
+        },
+    }
+    events = list(own.client.apply(json.dumps(stack), str(folder)))
+    assert events[-1]["event"] == "done", events
+    own.running("chat")
+    wait_for(lambda: own.found("train", "sleeping"), "it has no room yet")
+    (folder / "starts").touch()
+    for starts in (1, 2):
+        own.client._json("POST", "/models/chat/sleep", {})
+        pid = own.running("train")["pid"]
+        wait_for(lambda: (folder / "starts").read_text() == "x\n" * starts or None, "it runs")  # noqa: B023 -- at once
+        own.client._json("POST", "/models/chat/wake", {})
+        own.running("chat")
+        assert not is_alive(pid)
+        assert {grant.deployment for grant in own.daemon.books()[1]} == {"chat"}
+    assert wait_for(lambda: own.found("train", "sleeping"), "it waits for room")
 
 
 def test_a_daemon_that_exec_started_outlives_its_program(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import inf
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import no_requests
@@ -106,6 +107,7 @@ class Activator:
         self._learned: dict[tuple[str, bool], float] = {}
         self._attempts: dict[str, _Attempt] = {}
         self._woken_ahead: dict[str, float] = {}  # by deployment, its last request before that
+        self._refused_at: dict[str, int] = {}  # programs that made room and found none, by the version of what they saw
         self._granted: frozenset[tuple[str, str, int]] = frozenset()  # at the last look for room
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=_MOST_AT_ONCE, thread_name_prefix="wake")
@@ -190,6 +192,7 @@ class Activator:
         instances: dict[str, list[Instance]] = {}
         for one in self._controller.instances():
             instances.setdefault(one.deployment, []).append(one)
+        self._start_programs([one for each in instances.values() for one in each if one.is_program])
         for name, used in sorted(activity.items(), key=lambda item: (item[1].expected_seconds, item[0])):
             mine, last = instances.get(name, []), used.last_request
             if last is None or self._woken_ahead.get(name) == last or {one.state for one in mine} != {InstanceState.SLEEPING}:
@@ -201,6 +204,14 @@ class Activator:
                 log.info("wake.ahead", extra={"data": {"deployment": name, "expected_seconds": used.expected_seconds}})
                 self._threads.submit(self._try_ahead, name)
                 return
+
+    def _start_programs(self, programs: Sequence[Instance]) -> None:
+        """Those that made room start again once there is some; asked again only after something changed."""
+        for name in dict.fromkeys(one.deployment for one in programs if one.state is InstanceState.SLEEPING):
+            version = self._controller.changes.version
+            if self._refused_at.get(name) != version:
+                self._try_ahead(name)
+                self._refused_at[name] = self._controller.changes.version
 
     def _try_ahead(self, name: str) -> None:
         try:
@@ -230,6 +241,8 @@ class Activator:
     def _resident(
         self, deployment: Deployment, mine: Sequence[Instance], activity: ModelActivity | None, now: float
     ) -> Resident:
+        if deployment.overrides.program is not None:  # no callers: it is the first to make room
+            activity = ModelActivity(expected_seconds=inf)
         activity = activity or ModelActivity()
         with self._lock:
             since = min(self._ready_since.get(instance.id, now) for instance in mine)
@@ -239,8 +252,8 @@ class Activator:
             name=deployment.name,
             priority=mine[0].grants[0].priority,
             keep_seconds=deployment.keep_seconds,
-            idle_seconds=0.0 if in_flight else now - last_used,
-            resident_seconds=now - since,
+            idle_seconds=0.0 if in_flight or deployment.overrides.program else now - last_used,
+            resident_seconds=inf if deployment.overrides.program else now - since,
             in_flight=in_flight,
             wake_seconds=_wake_seconds(mine),
             expected_seconds=activity.expected_seconds,

@@ -96,7 +96,7 @@ class ModelRows:
             "level": min((grant.level for grant in granted), key=_rank).value if granted else None,
             "mechanism": ", ".join(dict.fromkeys(grant.mechanism for grant in granted if grant.mechanism)) or None,
             "instances": [self._instance(one) for one in instances],
-            **self._residency(wanted.name),
+            **self._residency(wanted),
             **self._traffic(wanted.name),
         }
 
@@ -134,10 +134,11 @@ class ModelRows:
             "last_lines": list(one.last_lines),
         }
 
-    def _residency(self, name: str) -> Json:
-        resident = self._residents.get(name)
+    def _residency(self, wanted: Deployment) -> Json:
+        resident = self._residents.get(wanted.name)
         left = None
-        if resident is not None and resident.keep_seconds is not None and not resident.in_flight:
+        timed = wanted.overrides.program is None  # a program falls asleep for others only
+        if timed and resident is not None and resident.keep_seconds is not None and not resident.in_flight:
             left = max(0.0, resident.keep_seconds - resident.idle_seconds)
         return {
             "idle_seconds": resident.idle_seconds if resident else None,

@@ -7,7 +7,8 @@ from aimgpu.control.stack.server import read_directory, read_words
 from aimgpu.control.stack.yaml_nodes import YamlNode
 from aimgpu.domain import Auto, Deployment, RestartPolicy, UserProgram, Want
 
-PROGRAM_KEYS = ("command", "directory", "restart", "after")
+PROGRAM_KEYS = ("command", "directory", "restart", "after", "preemptible")
+_NEVER_IDLE_SECONDS = 10**9  # it makes room for others, but does not fall asleep by itself
 _EXAMPLE = "[python, train.py]"
 
 
@@ -24,6 +25,12 @@ def read_program(node: YamlNode, fields: dict[str, YamlNode], want: Want, base_d
         restart=RestartPolicy(fields["restart"].choice(RestartPolicy)) if "restart" in fields else RestartPolicy.NEVER,
         after=tuple(dict.fromkeys(item.text("prepare") for item in fields["after"].items())) if "after" in fields else (),
     )
+
+
+def read_keep_seconds(fields: dict[str, YamlNode]) -> int | None:
+    """None: it keeps its room. Else it makes room as a model does that may sleep."""
+    preemptible = "preemptible" in fields and fields["preemptible"].choice(("true", "false")) == "true"
+    return _NEVER_IDLE_SECONDS if preemptible else None
 
 
 def find_unreachable(deployments: Iterable[Deployment]) -> tuple[str, str] | None:

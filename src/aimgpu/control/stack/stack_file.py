@@ -9,7 +9,7 @@ from aimgpu.control.stack.adapters import ADAPTERS, read_adapters
 from aimgpu.control.stack.names import find_clash, read_aliases
 from aimgpu.control.stack.overrides import OVERRIDE_KEYS, read_overrides
 from aimgpu.control.stack.place import HOST_KEYS, PLACE_KEYS, read_host, read_place
-from aimgpu.control.stack.program import PROGRAM_KEYS, find_unreachable, read_program
+from aimgpu.control.stack.program import PROGRAM_KEYS, find_unreachable, read_keep_seconds, read_program
 from aimgpu.control.stack.queue import QUEUE_KEYS, read_queue
 from aimgpu.control.stack.server import COMMAND, SERVER_KEYS, read_server
 from aimgpu.control.stack.slo import SLO_KEYS, read_objective
@@ -212,6 +212,7 @@ def _program(name: str, node: YamlNode, base_directory: Path | None) -> Deployme
         ask=ask,
         engine=PROGRAM,
         replicas=_Numbers(fields).read("replicas", most=1000, example="2") or 1,
+        keep_seconds=read_keep_seconds(fields),
         launcher=fields["launcher"].choice(LAUNCHERS) if "launcher" in fields else LAUNCHERS[0],
         watchdog=WatchdogPolicy(fields["watchdog"].choice(WatchdogPolicy)) if "watchdog" in fields else WatchdogPolicy.WARN,
         sharing=_sharing(fields.get("sharing"), None),

@@ -83,6 +83,7 @@ def write_fields(one: Deployment, *, masked: bool = False) -> dict[str, Any]:
         else "always"
         if one.keep_seconds is None
         else format_duration_ms(one.keep_seconds * 1000),
+        "preemptible": True if program is not None and one.keep_seconds is not None else None,
         "sleep": None if one.sleeps_in_place else "stop",
         "launcher": one.launcher if one.launcher != "process" else None,
         "prepared": None if one.prepared else "off",

@@ -236,15 +236,17 @@ def _show_last_run(name: str, *, as_json: bool) -> None:
             f"no run of a program {name!r} has ended here", hint="`aimgpu exec --name NAME` names one."
         ) from None
     peak, granted = run["peak_bytes"], run["granted_bytes"]
-    wanted = None if peak is None or peak >= granted * _FULL else -(-round(peak * _ROOM) // MIB) * MIB
+    wanted = None if not peak or peak >= granted * _FULL else -(-round(peak * _ROOM) // MIB) * MIB
     if as_json:
         print_json({"name": name, **run, "proposed_bytes": wanted})
         return
     share, seconds = format_bytes(granted, up=True), run["seconds"]
     if peak is None:
         click.echo(f"{name} had {share} for {seconds} s; nothing counted what it held.")
-    elif wanted is None:
+    elif peak >= granted * _FULL:
         click.echo(f"{name} held all of its {share} in {seconds} s, so it may need more.")
+    elif peak == 0:
+        click.echo(f"{name} held nothing of its {share} in {seconds} s: it may not use the GPU.")
     else:
         click.echo(f"{name} held at most {format_bytes(peak, up=True)} of {share} in {seconds} s.")
-        click.echo(f"Next time: --memory {format_bytes(wanted, up=True)}, a tenth more than it took.")
+        click.echo(f"Next time: --memory {format_bytes(wanted or peak, up=True)}, a tenth more than it took.")

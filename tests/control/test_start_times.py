@@ -1,5 +1,6 @@
 """The estimate that a start shows: what the last start of the same model took."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,11 +31,17 @@ def test_a_damaged_file_costs_the_estimate_and_nothing_else(tmp_path: Path) -> N
     assert expected_seconds(tmp_path / "runs", CHAT) == 9
 
 
-def test_a_start_that_was_seen_before_says_how_long_it_takes(tmp_path: Path) -> None:
+def test_a_start_is_timed_and_the_next_one_says_how_long_it_takes(tmp_path: Path) -> None:
     machine = Machine(root=tmp_path, gpus=1)
     controller = boot(machine)
-    model = deployment("chat").model
-    note_start(machine.root / "runs", replace(CHAT, model=model, engine="llamacpp", load_ms=75_000))
+    controller.apply([deployment("chat")])
+    (first,) = controller.instances()
+    file = machine.root / "start-times.json"
+    (key,) = (known := json.loads(file.read_text()))
+    assert known == {key: first.load_ms}
+    controller.release(["chat"])
+    file.write_text(json.dumps({key: 75_000}))
     texts: list[str] = []
     controller.apply([deployment("chat")], emit=lambda event: texts.append(event.text))
     assert any("starts in about 75 s" in text for text in texts)
+    controller.close()

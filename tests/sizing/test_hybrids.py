@@ -230,11 +230,33 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         | {"n_groups": 8, "conv_kernel": 4, "tie_word_embeddings": False},
         8_888_227_328,
     ),
+    "Jamba-v0.1": (
+        {"model_type": "jamba", "num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 65536, "intermediate_size": 14336}
+        | {"attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_period": 2, "expert_layer_offset": 1}
+        | {"num_experts": 16, "num_experts_per_tok": 2, "num_attention_heads": 32, "num_key_value_heads": 8}
+        | {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 256, "tie_word_embeddings": False},
+        51_570_323_328,
+    ),
+    "DeepSeek-V3": (
+        {"model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "vocab_size": 129280}
+        | {"intermediate_size": 18432, "first_k_dense_replace": 3, "n_routed_experts": 256, "n_shared_experts": 1}
+        | {"num_experts_per_tok": 8, "moe_intermediate_size": 2048, "num_attention_heads": 128, "num_key_value_heads": 128}
+        | {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+        | {"tie_word_embeddings": False},
+        671_026_419_200,
+    ),
+    "Llama-4-Maverick, its text part": (
+        {"model_type": "llama4_text", "num_hidden_layers": 48, "hidden_size": 5120, "vocab_size": 202048}
+        | {"intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_local_experts": 128, "num_experts_per_tok": 1}
+        | {"interleave_moe_layer_step": 2, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128}
+        | {"tie_word_embeddings": False},
+        400_700_000_000,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_config_alone_gives_the_parameters_of_layers_without_attention(tmp_path: Path, name: str) -> None:
+def test_a_config_alone_gives_the_parameters_of_layers_that_differ(tmp_path: Path, name: str) -> None:
     config, published = PUBLISHED[name]
     (tmp_path / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
     facts = find_model_facts(str(tmp_path))

@@ -19,7 +19,20 @@ from pathlib import Path
 
 from tests.wide.records import ROOT, Recorder
 
-ROOMS = ("ledger", "control", "qos", "placement", "gateway", "isolation", "sizing", "hardware", "engines", "daemon", "runtime")
+ROOMS = (
+    "domain",
+    "ledger",
+    "control",
+    "qos",
+    "placement",
+    "gateway",
+    "isolation",
+    "sizing",
+    "hardware",
+    "engines",
+    "daemon",
+    "runtime",
+)
 _SECONDS = 900  # for the tests of one mutant: longer is a hang, which counts as noticed
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,

@@ -24,9 +24,10 @@ def embedding_parameters(architecture: Architecture) -> int:
 def layer_parameters(architecture: Architecture) -> int:
     """Attention and feed-forward of all layers. Linear-attention layers are counted by their feed-forward only."""
     matrices = _GATED_MATRICES if is_gated(architecture) else _PLAIN_MATRICES
-    dense = _feeding_layers(architecture) * matrices * architecture.hidden_size * architecture.intermediate_size
+    plain = _feeding_layers(architecture) - _expert_layers(architecture)
+    dense = plain * matrices * architecture.hidden_size * architecture.intermediate_size
     attending = architecture.layers if architecture.kind is ModelKind.ENCODER else architecture.caching_layers
-    return (expert_parameters(architecture) or dense) + attending * _attention_parameters(architecture)
+    return expert_parameters(architecture) + dense + attending * _attention_parameters(architecture)
 
 
 def is_gated(architecture: Architecture) -> bool:
@@ -37,7 +38,14 @@ def is_gated(architecture: Architecture) -> bool:
 def expert_parameters(architecture: Architecture) -> int:
     """The routed experts of all layers."""
     expert = _GATED_MATRICES * architecture.hidden_size * architecture.expert_intermediate_size
-    return _feeding_layers(architecture) * architecture.experts * expert
+    return _expert_layers(architecture) * architecture.experts * expert
+
+
+def _expert_layers(architecture: Architecture) -> int:
+    if not architecture.experts:
+        return 0
+    known, feeding = architecture.expert_layers, _feeding_layers(architecture)
+    return feeding if known is None else min(known, feeding)
 
 
 def _feeding_layers(architecture: Architecture) -> int:

@@ -101,6 +101,9 @@ def _architecture(config: _Config) -> Architecture | None:
     kv_heads = config.number("num_key_value_heads", "num_kv_heads") or heads
     head_dim = config.number("head_dim", "attention_head_dim") or config.number("v_head_dim") or hidden // heads
     wide = config.number("global_head_dim")  # Gemma 4: layers that see everything have heads of their own
+    experts = config.number("num_experts", "num_local_experts", "n_routed_experts")
+    feeding = feed_forward_layers(config.table, config.family, layers)
+    expert_layers = _expert_layers(config, feeding) if experts else 0
     shared = min(config.number("num_kv_shared_layers"), layers - 1)  # such layers use the cache of an earlier one
     return Architecture(
         family=config.family,
@@ -110,7 +113,7 @@ def _architecture(config: _Config) -> Architecture | None:
         heads=heads,
         kv_heads=config.number("num_global_key_value_heads", default=kv_heads) if wide else kv_heads,
         head_dim=wide or head_dim,
-        intermediate_size=intermediate,
+        intermediate_size=config.number("intermediate_size_mlp", default=intermediate),
         vocab_size=config.number("vocab_size"),
         tied_embeddings=config.flag("tie_word_embeddings", default=True),
         max_context=config.number("max_position_embeddings", "n_positions"),
@@ -119,15 +122,30 @@ def _architecture(config: _Config) -> Architecture | None:
         sliding_kv_elements=2 * kv_heads * head_dim if wide else 0,
         attention_layers=max(attending - shared, 0) if hybrid is not None or shared else None,
         state_elements=states * state.elements if state else 0,
-        state_parameters=states * state.parameters if state else 0,
+        further_parameters=(states * state.parameters if state else 0)
+        + expert_layers * _shared_expert(config, hidden, intermediate),
         state_layers=states if hybrid is not None else None,
-        feed_forward_layers=feed_forward_layers(config.table, config.family, layers),
+        feed_forward_layers=feeding,
         kv_lora_rank=config.number("kv_lora_rank"),
         rope_head_dim=config.number("qk_rope_head_dim") if config.number("kv_lora_rank") else 0,
-        experts=(experts := config.number("num_experts", "num_local_experts", "n_routed_experts")),
+        experts=experts,
+        expert_layers=expert_layers if experts else None,
         experts_used=config.number("num_experts_per_tok", "num_experts_per_token", "top_k_experts") if experts else 0,
         expert_intermediate_size=config.number("moe_intermediate_size", default=intermediate) if experts else 0,
     )
+
+
+def _expert_layers(config: _Config, feeding: int) -> int:
+    """Of the layers with a feed-forward part: all from some layer on, or one in so many."""
+    every = config.number("expert_layer_period", "interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_interval")
+    return max(feeding - config.number("first_k_dense_replace"), 0) // max(every, 1)
+
+
+def _shared_expert(config: _Config, hidden: int, intermediate: int) -> int:
+    """What of one layer with experts every token goes through."""
+    width = config.number("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")
+    count = config.number("n_shared_experts", "num_shared_experts", default=int(config.family.startswith("llama4")))
+    return 3 * hidden * (width or count * config.number("moe_intermediate_size", default=intermediate))
 
 
 def _window(config: _Config) -> int:

@@ -53,7 +53,7 @@ def _without_weights(name: str, config_text: str, architecture: Architecture | N
             f"the folder has no safetensors file, and its quantisation ({unknown}) is not known",
             hint="Give the folder with the weights: their bytes are counted then.",
         )
-    parameters = embedding_parameters(architecture) + layer_parameters(architecture) + architecture.state_parameters
+    parameters = embedding_parameters(architecture) + layer_parameters(architecture) + architecture.further_parameters
     remark = f"no weight files: about {parameters} parameters by the layers of config.json, without towers for images or sound"
     return ModelFacts(
         name=name,

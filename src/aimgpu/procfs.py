@@ -132,7 +132,7 @@ def is_running(process: Identified) -> bool:
 
 
 def read_tree(root: int, proc: Path = PROC) -> frozenset[int]:
-    """The process and all that descend from it now, zombies included; not this program, where it is below the root."""
+    """The process and all that descend from it now, zombies included; not this program, if it is below the root."""
     entries = (read_process(int(name), proc) for name in os.listdir(proc) if name.isdigit())  # noqa: PTH208
     parents = {entry.pid: entry.parent_pid for entry in entries if entry is not None}
     tree = {root} if root in parents else set()

@@ -111,7 +111,7 @@ def devices_of_product(product: str, count: int) -> tuple[Device, ...]:
 
 @functools.cache
 def real_backends() -> tuple[Hardware, ...]:
-    """A backend whose vendor is not here has no devices; that is no error. One each a process: they remember what they read."""
+    """One of each per process: they remember what they read. Without GPUs of its vendor a backend has no devices."""
     return (ServingAmdHardware(), NvidiaHardware())
 
 

@@ -97,7 +97,7 @@ class RunningDaemon:
 def start_daemon(home: Home, options: DaemonOptions) -> RunningDaemon:
     """Start it in a session of its own, so that Ctrl-C reaches us and not it; returns once it answers."""
     home.create()
-    inside = _MARK in os.environ  # a program of a daemon: this one is no part of it, and sees every GPU
+    inside = _MARK in os.environ  # a program of a daemon: this one is not part of it, and sees every GPU
     plain, secrets = split_secrets({k: v for k, v in os.environ.items() if not (inside and _TENANTS.fullmatch(k))})
     process: subprocess.Popen[bytes] | None = None
     try:

@@ -176,7 +176,7 @@ def _find_amd(root: Path, count: int) -> Iterator[Check]:
 
 
 def find_amd_tool(tool: AmdSmi) -> Iterator[Check]:
-    """AMD's own tool, where it was found, with its version."""
+    """AMD's own tool, if it was found, with its version."""
     if not tool.is_installed:
         yield _note("amd-smi", "not found", "Not needed to read GPUs; set ROCM_PATH where ROCm is installed elsewhere.")
         return

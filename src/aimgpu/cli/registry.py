@@ -90,7 +90,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
 
 
 def find_entry(name: str) -> Entry | None:
-    """None for a word that is no command."""
+    """None for a word that is not a command."""
     return next((entries[name] for entries in SECTIONS.values() if name in entries), None)
 
 

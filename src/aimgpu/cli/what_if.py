@@ -64,7 +64,7 @@ def world_options(function: Function) -> Function:
 
 
 def read_world(saved: Path | None, gpu: str | None, count: int, stack: Stack | None = None) -> World:
-    """Raises InvalidInput where the file is no snapshot, or both a file and a product are named."""
+    """Raises InvalidInput where the file is not a snapshot, or both a file and a product are named."""
     if saved is not None and gpu is not None:
         raise InvalidInput("--snapshot and --gpu were both given", hint="Keep one of them.")
     if saved is not None:

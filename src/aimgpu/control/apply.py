@@ -201,7 +201,7 @@ class Applier:
         return make_instance(step, snapshot, self._dependencies.engines[step.prepared.engine], token, grouped=grouped)
 
     def _restore_wanted(self, operation: CommittedPlan, names: Sequence[str]) -> None:
-        """As before the operation, where it has not changed since."""
+        """As before the operation, if it has not changed since."""
         ours = {item.name: item for item in operation.plan.wants}
         for name in names:
             before = operation.before.get(name)

@@ -22,7 +22,7 @@ class ChangeCounter:
             self._changed.notify_all()
 
     def wait(self, seen: int, seconds: float) -> int:
-        """The version once it differs from `seen`, or after so many seconds."""
+        """The version, once it differs from `seen` or the time is up."""
         with self._changed:
             if self._version == seen:
                 self._changed.wait(seconds)

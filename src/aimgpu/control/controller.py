@@ -217,7 +217,7 @@ class Controller:
         emit: Emit = ignore,
         planned: Callable[[], None] = lambda: None,
     ) -> ApplyResult:
-        """Load a sleeping deployment again; where it does not fit, the cheapest of `residents` are unloaded for it.
+        """Load a sleeping deployment again; if it does not fit, the cheapest of `residents` are unloaded for it.
 
         Never one of higher priority. Refused wakes that are tried again keep their place before later ones of their priority.
         `residents` None: nobody waits for it, so it gets free room or nothing.
@@ -478,7 +478,7 @@ class Controller:
         }
 
     def _converge(self, emit: Emit, *, wait: bool) -> None:
-        """Place again what was left otherwise than it is wanted, where that was so at two looks and nothing works on it."""
+        """Place deployments again that differed from what is wanted at two looks and have no operation running."""
         now = self._effects.now()
         if now - self._diverged_at < _DIVERGED_SECONDS:
             return

@@ -94,7 +94,7 @@ class Effects(Protocol):
     def lock(self) -> Mutex: ...
 
     def permits(self, count: int) -> Lock:
-        """A lock that so many may hold."""
+        """A lock that `count` callers may hold at once."""
         ...
 
     def flag(self) -> Flag: ...
@@ -102,7 +102,7 @@ class Effects(Protocol):
     def condition(self) -> Condition: ...
 
     def start(self, call: Callable[[], object], name: str) -> Thread:
-        """In a thread of its own. Raises RuntimeError where there is none to be had."""
+        """In a thread of its own. Raises RuntimeError where no thread is available."""
         ...
 
     def is_current(self, thread: Thread) -> bool:

@@ -270,7 +270,7 @@ class Loop:
 
         try:
             self._effects.start(read, "read-gpus")
-        except RuntimeError:  # no thread is to be had: nothing is decided meanwhile
+        except RuntimeError:  # no thread is available: nothing is decided meanwhile
             read()
 
     def _note(self, number: int, version: int, found: Reading | BaseException) -> None:

@@ -50,7 +50,7 @@ class Observation:
         return self.device_error or self.lost.get(device_id)
 
     def measured_by_instance(self) -> dict[tuple[str, str], int]:
-        """What the driver reports for each instance and device, where it does."""
+        """What the driver reports for each instance and device, if it does."""
         found: dict[tuple[str, str], int] = {}
         for usage in self.usage.values():
             for process in usage.processes:

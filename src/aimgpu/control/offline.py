@@ -23,7 +23,7 @@ class Machine:
 
     hardware: Hardware
     snapshot: Snapshot
-    usage: Mapping[str, DeviceUsage]  # by Device id
+    usage: Mapping[str, DeviceUsage]  # by device id
     owners: Mapping[int, str]  # instance by pid, for processes of ours
     daemon: bool
     helpers: frozenset[int] = frozenset()  # pids of ours that serve several instances: MPS

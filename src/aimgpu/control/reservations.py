@@ -79,7 +79,7 @@ class Reservations:
         self._replaced[key] = frozenset(replaced)
 
     def charged(self, key: Key, count: int) -> None:
-        """The first so many grants are charged now; those of later stages stay reserved."""
+        """The first grants, this many, are charged now; those of later stages stay reserved."""
         self._grants[key] = self._grants[key][count:]
 
     def drop(self, key: Key) -> None:

@@ -75,7 +75,7 @@ def foreign_bytes(
     ours: frozenset[int],
     unattributed: UnattributedMemory | None = None,
 ) -> Mapping[str, int]:
-    """Bytes held by processes that are not ours, by Partition.
+    """Bytes held by processes that are not ours, by partition.
 
     Where the device does not say what a process holds, everything measured beyond what we granted counts as foreign. So does
     what is measured and explained by no process at all: of another container, or of the graphics driver. `unattributed`
@@ -101,7 +101,7 @@ def foreign_bytes(
 def _unexplained(
     device: Device, usage: DeviceUsage, grants: tuple[Grant, ...], ours: frozenset[int], unattributed: UnattributedMemory
 ) -> Iterator[tuple[str, int]]:
-    """Bytes in use that belong to no process that can be seen, where they are more than a driver needs for itself."""
+    """Bytes in use that no visible process explains, beyond what a driver needs for itself."""
     rest = (usage.used_bytes or 0) - sum(
         process.memory_bytes or 0 for process in usage.processes if process.partition_id is None
     )

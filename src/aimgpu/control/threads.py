@@ -42,7 +42,7 @@ def side_by_side(calls: Sequence[Callable[[], T]], name: str, effects: Effects =
 
 
 def _start(call: Callable[[], object], name: str, effects: Effects) -> Thread | None:
-    """None: there was no thread to be had, and it ran in the caller's."""
+    """None: no thread was available, and it ran in the caller's."""
     try:
         return effects.start(call, name)
     except RuntimeError:
@@ -61,7 +61,7 @@ class Background:
         self._closed = False
 
     def run(self, call: Callable[[], object], name: str) -> None:
-        """Does nothing once closed: the next start sees to it. Raises RuntimeError where no thread is to be had."""
+        """Does nothing once closed: the next start sees to it. Raises RuntimeError where no thread is available."""
         number = next(self._numbers)
 
         def work() -> None:

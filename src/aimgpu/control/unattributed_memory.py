@@ -15,7 +15,7 @@ class UnattributedMemory:
         self._lock = threading.Lock()
 
     def estimate(self, place: str, unexplained: int, granted: int) -> int:
-        """Bytes of others at this place (a Partition or a Device); `granted`: to instances of ours that cannot be seen.
+        """Bytes of others at this place (a partition or a device); `granted`: to instances of ours that cannot be seen.
 
         At least what their grants cannot explain; at most what is there; between the two, what was known before.
         """

@@ -96,7 +96,7 @@ def note_failed(known: Retry | None, failed: Retry, timing: Timing, jitter: floa
 
 
 def after_refusal(known: Retry | None, refused: Retry, pause_seconds: float) -> Retry:
-    """No room is no failure: it is tried again for as long as it is wanted."""
+    """A lack of room is not a failure: the replica is tried again while it is wanted."""
     failures = known.failures if known is not None else 0
     last_ms = known.last_failure_ms if known is not None else 0
     retry_at_ms = refused.last_failure_ms + round(pause_seconds * 1000)

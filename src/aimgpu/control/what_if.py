@@ -1,4 +1,4 @@
-"""What would happen elsewhere or later: sized Asks on a snapshot of this machine, of a file, or of GPUs by name."""
+"""What would happen elsewhere or later: sized asks on a snapshot of this machine, of a file, or of GPUs by name."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedAsk:
-    """An Ask with its size."""
+    """An ask with its size."""
 
     ask: Ask
     engine: str | None = None  # that it was sized for
@@ -67,7 +67,7 @@ def read_saved_world(path: Path) -> tuple[Snapshot, SizingBasis | None]:
 
 
 def empty_node(name: str, devices: Iterable[Device], isolator: Isolator) -> Snapshot:
-    """GPUs on which nothing is granted yet, with the Levels that this machine's mechanisms would give them."""
+    """GPUs on which nothing is granted yet, with the levels that this machine's mechanisms would give them."""
     return Snapshot(nodes=(NodeState(name=name, devices=tuple(_state_of(device, isolator) for device in devices)),))
 
 
@@ -146,7 +146,7 @@ def _size(deployment: Deployment, world: World, choices: EngineChoices) -> Sized
 def _engine_for(
     deployment: Deployment, local: LocalModel | None, world: World, choices: EngineChoices
 ) -> tuple[str, tuple[str, ...]]:
-    """The engine that `aimgpu up` would choose there; on GPUs yet to be had the best that serves such files."""
+    """The engine that `aimgpu up` would choose there; on GPUs not bought yet the best that serves such files."""
     model = deployment.model
     if deployment.engine is not None:
         if deployment.engine in choices.engines:

@@ -351,7 +351,7 @@ class Activator:
         self._controller.changes.notify()
 
     def _try(self, model: str, turn: PlanningTurn) -> _Failure | None:
-        """Why it could not be woken; None: it was, or it is no longer asleep."""
+        """Why it could not be woken. None: it is awake."""
         mine = [instance for instance in self._controller.instances() if instance.deployment == model]
         if not {instance.state for instance in mine} & _ASLEEP:
             return None

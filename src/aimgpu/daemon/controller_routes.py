@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_SECONDS = 1.0
 _LEAST_PAUSE_SECONDS = 0.02  # between two refreshes: many instances that change together are one refresh
-_PAUSE_SHARE = 4  # pauses are so many times as long as a refresh takes, which leaves the processor to requests
+_PAUSE_SHARE = 4  # a pause is this many times as long as a refresh, which leaves the processor to requests
 _LONGEST_PAUSE_SECONDS = 0.1  # well below `Timing.quiet_seconds`: an engine sleeps once requests go elsewhere
 _SAME_SECONDS = 0.05  # times that are read from two clocks differ by a little at each look
 _ORDER = (

@@ -1,4 +1,4 @@
-"""MPS daemons of this home: each lives as long as something is granted on its Partition, also over a crash of ours."""
+"""MPS daemons of this home: each lives as long as something is granted on its partition, also over a crash of ours."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ def end_unused_mps(controller: Controller, daemons: MpsDaemons) -> None:
 
 
 def _granted(controller: Controller) -> set[str]:
-    """UUIDs of the Partitions on which something is granted."""
+    """UUIDs of the partitions on which something is granted."""
     held = {grant.partition_id for instance in controller.instances() for grant in instance.grants}
     parts = (part for device in controller.devices() for part in device.layout.partitions)
     return {part.uuid for part in parts if part.uuid is not None and part.id in held}

@@ -73,7 +73,7 @@ class SharingLoop:
         await asyncio.sleep(TICK_SECONDS / _LOOKS_PER_TICK)  # the last look is that of the tick
 
     def look(self) -> None:
-        """Read what is deployed and what runs, not at every tick. Where all are strict a tick has nothing to do."""
+        """Read what is deployed and what runs, not at every tick. If all are strict a tick has nothing to do."""
         wanted = {one.name: one for one in self.deployments()}
         ready = [one for one in self.instances() if one.state is InstanceState.READY and one.deployment in wanted]
         self._promised = {

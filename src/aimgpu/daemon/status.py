@@ -200,7 +200,7 @@ def _instance(item: Instance, devices: tuple[Device, ...], addresses: Addresses,
 
 
 def _describe_service(item: Instance) -> Iterator[str]:
-    """What its grant is good for, where that is more than its number of requests says; what of it stays unused."""
+    """What its grant serves beyond its number of requests, and what stays unused."""
     if (
         item.state not in (InstanceState.READY, InstanceState.LOADING)
         or item.kv_cache_bytes is None
@@ -235,7 +235,7 @@ def _compute_text(grants: tuple[Grant, ...], devices: tuple[Device, ...]) -> str
 
 
 def _grant(grant: Grant, devices: tuple[Device, ...]) -> dict[str, Any]:
-    """Each with what makes it true: an instance on several Devices may be held differently on each."""
+    """Each with what makes it true: an instance on several devices may be held differently on each."""
     compute = granted_to(grant, devices)
     return {
         "id": grant.id,

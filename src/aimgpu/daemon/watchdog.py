@@ -32,7 +32,7 @@ class WatchSources:
 
 
 async def watch(controller: Controller, sources: WatchSources, reconciled: asyncio.Event) -> None:
-    """Ends at once where all Devices are simulated: there is nothing to measure."""
+    """Ends at once where all devices are simulated: there is nothing to measure."""
     await reconciled.wait()
     if all(device.simulated for device in controller.devices()):
         return
@@ -46,7 +46,7 @@ async def watch(controller: Controller, sources: WatchSources, reconciled: async
 
 
 def held_otherwise(mechanisms: Sequence[str]) -> bool:
-    """Whether something stronger than the interposer gives the Level."""
+    """Whether something stronger than the interposer gives the level."""
     return bool(mechanisms) and mechanisms[0] != Interposer.name
 
 
@@ -87,7 +87,7 @@ class InstanceWatchdog:
             # Also where its region is gone or broken: a process that is in none is not held.
             if any(Interposer.name in grant.mechanisms for grant in instance.grants):
                 seen = replace(seen, interposed=True)
-            # Where something stronger holds the memory, a missing library costs turns, not the Level.
+            # Where something stronger holds the memory, a missing library costs turns, not the level.
             if any(held_otherwise(grant.mechanisms) for grant in instance.grants):
                 seen = replace(seen, interposed=False)
             deployment = wanted.get(instance.deployment)

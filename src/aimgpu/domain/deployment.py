@@ -219,7 +219,7 @@ class Instance:
 
     @property
     def is_program(self) -> bool:
-        """Whether it is no server: nobody asks it anything, and it ends by itself."""
+        """Whether it is a program and not a server: it gets no requests and ends by itself."""
         return self.engine == PROGRAM
 
     @property

@@ -1,4 +1,4 @@
-"""Engine flags as a Footprint carries them."""
+"""Engine flags as a footprint carries them."""
 
 from collections.abc import Mapping
 

@@ -27,7 +27,7 @@ def sees_gpu(request: LaunchRequest) -> bool:
 
 
 def choose_image(images: Mapping[str, str], request: LaunchRequest) -> str:
-    """The image for the vendor of the granted Partition, "cpu" where there is none."""
+    """The image for the vendor of the granted partition, "cpu" where there is none."""
     return images[_vendor(request)]
 
 

@@ -17,7 +17,7 @@ _LARGEST_SECRET = 64 * 1024
 
 @runtime_checkable
 class TakesFlags(Protocol):
-    """An Engine whose command line users may add to."""
+    """An engine whose command line users may add to."""
 
     flag_keys: Mapping[str, str]  # flags that follow from the stack file -> the key there that sets them
 

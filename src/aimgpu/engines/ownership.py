@@ -51,7 +51,7 @@ _expected: ContextVar[EngineOwner | None] = ContextVar("expected_engine", defaul
 
 @contextmanager
 def expecting(owner: EngineOwner | None) -> Iterator[None]:
-    """Within it, `health.ask` sends nothing to anybody else; an Engine need not know."""
+    """Within it, `health.ask` sends nothing to anybody else; an engine need not know."""
     token = _expected.set(owner)
     try:
         yield

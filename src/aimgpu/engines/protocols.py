@@ -1,4 +1,4 @@
-"""What an Engine, a Launcher and a model store are."""
+"""What an engine, a launcher and a model store are."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,30 +11,30 @@ from aimgpu.domain import Deployment, EngineOverrides, Footprint, Instance, Proc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
-    """Whether an Engine can run here; if not, or not as one would expect, why, and what would change that."""
+    """Whether an engine can run here; if not, or not as one would expect, why, and what would change that."""
 
     available: bool
     version: str | None = None
     reason: str | None = None
     hint: str | None = None
-    where: str | None = None  # the program that is used, where there is a choice
+    where: str | None = None  # the program that is used, if there is a choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
-    """What an Engine turns into a command line."""
+    """What an engine turns into a command line."""
 
     instance: Instance
-    model_path: Path | None  # local file or folder, where there is one
+    model_path: Path | None  # local file or folder, if there is one
     footprint: Footprint
-    environment: Mapping[str, str]  # identity of the Partition, isolation
+    environment: Mapping[str, str]  # identity of the partition, isolation
     device_nodes: tuple[str, ...]
     run_directory: Path  # private to the instance: log, endpoint file, key
     api_key: str  # the engine answers only to who has it
-    partition_memory_bytes: int | None = None  # of the Partition that was granted, where it is known
+    partition_memory_bytes: int | None = None  # of the partition that was granted, if known
     port: int | None = None  # where it must listen; None: any that is free
     control_group: Path | None = None  # for the launcher; engines leave it alone
-    may_sleep: bool = False  # it is to be put to sleep in place; for an Engine that is a Sleeper
+    may_sleep: bool = False  # it is to be put to sleep in place; for an engine that is a Sleeper
     prepared: bool = True  # a prepared process may become it
     overrides: EngineOverrides = field(default_factory=EngineOverrides)  # the user's own; joined to the Command by the caller
 
@@ -60,7 +60,7 @@ class PreparedImports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What a Launcher starts."""
+    """What a launcher starts."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -105,11 +105,11 @@ class Engine(Protocol):
 
     @property
     def runs_without_gpu(self) -> bool:
-        """Can serve on a simulated Device."""
+        """Can serve on a simulated device."""
 
     @property
     def starts_alone(self) -> bool:
-        """One at a time on a Device: it measures the memory that it finds free."""
+        """One at a time on a device: it measures the memory that it finds free."""
 
     def availability(self) -> Availability:
         """Whether this machine can run it; probed in a child process where a wheel may crash."""
@@ -126,7 +126,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class ShortfallReader(Protocol):
-    """An Engine whose log says how much memory it missed when it died."""
+    """An engine whose log says how much memory it missed when it died."""
 
     def missing_bytes(self, last_lines: tuple[str, ...]) -> int | None:
         """Bytes that it wanted and that were not free; None: it did not die for want of GPU memory."""
@@ -134,7 +134,7 @@ class ShortfallReader(Protocol):
 
 @runtime_checkable
 class Remarker(Protocol):
-    """An Engine whose instances may serve otherwise than their owner would expect, such as on the CPU beside a GPU."""
+    """An engine whose instances may serve otherwise than their owner would expect, such as on the CPU beside a GPU."""
 
     def remark(self, run_directory: Path) -> str | None:
         """What is so; the end of a sentence that begins with the instance's name."""
@@ -142,14 +142,14 @@ class Remarker(Protocol):
 
 @runtime_checkable
 class ResizeNoter(Protocol):
-    """An Engine that does not use a share that changes while it runs at once."""
+    """An engine that does not use a share that changes while it runs at once."""
 
     resize_note: str  # what it makes of it; the beginning of a sentence
 
 
 @runtime_checkable
 class ServerEngine(Protocol):
-    """An Engine for servers that are not known: chosen only by name, and nobody can size what it runs."""
+    """An engine for servers that are not known: chosen only by name, and nobody can size what it runs."""
 
     def check(self, deployment: Deployment, *, installed: bool) -> None:
         """Raises EngineUnavailable or InvalidInput for what could not be started. `installed`: on this machine, in no image."""
@@ -163,13 +163,13 @@ class ServerEngine(Protocol):
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """An Engine that can give its memory back without ending, and take it again; others are stopped and started.
+    """An engine that can give its memory back without ending, and take it again; others are stopped and started.
 
     It must be started with `may_sleep`. Only the caller commands it: an engine that sleeps by itself would make the ledger
     wrong, so llama-server's own `--sleep-idle-seconds` does not make it a Sleeper.
     """
 
-    gives_back: frozenset[str]  # terms of the Footprint that leave the Device when it sleeps
+    gives_back: frozenset[str]  # terms of the footprint that leave the device when it sleeps
     keeps_on_host: frozenset[str]  # of these, what host memory holds meanwhile, unless the sleep is deep
 
     def why_no_sleep(self, *, in_image: bool, simulated: bool) -> str | None:
@@ -184,7 +184,7 @@ class Sleeper(Protocol):
 
 @runtime_checkable
 class EndingEngine(Protocol):
-    """An Engine whose instances end by themselves."""
+    """An engine whose instances end by themselves."""
 
     def exit_code(self, run_directory: Path) -> int | None:
         """Of the run that ended; None: it is not known."""
@@ -224,7 +224,7 @@ class Launcher(Protocol):
 
 @runtime_checkable
 class Fetcher(Protocol):
-    """A Launcher that must bring something here before it can start an engine, such as an image."""
+    """A launcher that must bring something here before it can start an engine, such as an image."""
 
     def fetch(
         self, command: Command, run_directory: Path, report: Callable[[int | None], None], give_up: Callable[[], None]
@@ -234,7 +234,7 @@ class Fetcher(Protocol):
 
 @runtime_checkable
 class OtherWays(Protocol):
-    """A Launcher that can start a command in more than one way."""
+    """A launcher that can start a command in more than one way."""
 
     def start_otherwise(self, process: ProcessIdentity) -> bool:
         """Of one that did not get ready: whether its next start goes another way, and may succeed."""

@@ -93,7 +93,7 @@ class GatewaySettings:
     body: BodyLimits = field(default_factory=BodyLimits)
     queue: QueuePolicy = field(default_factory=QueuePolicy)
     holding: HoldingLimits = field(default_factory=HoldingLimits)
-    stall_seconds: float = 60.0  # a caller that reads nothing for so long is gone
+    stall_seconds: float = 60.0  # a caller that reads nothing for this long is gone
     wake_heartbeat_seconds: float = 5.0  # between the comments that a stream gets while its model wakes; 0: none
     stuck: StuckLimits = field(default_factory=StuckLimits)
     separate_caches: bool = True  # engines reuse nothing of one key's prompts for another's, but within its `cache_group`

@@ -41,7 +41,7 @@ class Heartbeat:
         self._headers = [(b"content-type", _EVENTS), NO_STORE, *headers]
         self._every_seconds = every_seconds
         self._describe = describe
-        self._whole: bytes | None = None  # of an answer that is no stream, so far
+        self._whole: bytes | None = None  # of an answer that is not a stream, so far
 
     async def during(self, waiting: Awaitable[T]) -> T:
         """What `waiting` returns."""

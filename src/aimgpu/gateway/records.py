@@ -19,7 +19,7 @@ class RequestRecord:
     caller: str
     priority: Priority
     status: int  # of the HTTP answer; 499: the caller left first
-    code: str | None  # of the error, where there was one
+    code: str | None  # of the error, if there was one
     streamed: bool
     queued_seconds: float
     first_byte_seconds: float | None  # from arrival

@@ -93,7 +93,7 @@ class ServedModel:
     model: str  # what it is made from
     state: str
     reason: str | None
-    simulated: bool  # its Device is simulated
+    simulated: bool  # its device is simulated
     backends: tuple[Backend, ...]
     created: int  # seconds since the epoch
     priority: Priority = Priority.MEDIUM
@@ -102,7 +102,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()  # other names that find it
     default: bool = False  # also found by no name
     names_more: bool = False  # once it runs, its server names others, which are asked for as "NAME:OTHER"
-    deployment: str | None = None  # whose instances serve it, where it is an adapter; None: its own
+    deployment: str | None = None  # whose instances serve it, if it is an adapter; None: its own
     arrival: Arrival | None = None  # where no instance is ready; None then: waiting for it would be in vain
     # Worked out once, because every request asks for them.
     first_byte_promise: float | None = field(init=False, compare=False)  # seconds, to a high request: the tightest

@@ -138,7 +138,7 @@ class SloMonitor:
         return self._arbiter.pressure.get(device_id, NO_PRESSURE)
 
     def report(self, *, windows: int = 3, every_class: bool = True) -> Mapping[str, object]:
-        """JSON-ready: models with their targets and windows, by class too, and the pressure on each Device.
+        """JSON-ready: models with their targets and windows, by class too, and the pressure on each device.
 
         `windows`: how many, shortest first; `every_class`: also classes without promises of their own. Most readers need less,
         and percentiles are most of the cost.

@@ -58,7 +58,7 @@ class WakeRequests:
             return tuple(sorted(self._wanted.values(), key=lambda wanted: (-wanted.priority.rank, wanted.since)))
 
     def wait(self, seconds: float) -> None:
-        """Until a model is wanted that was not, or one more urgently, at most so long."""
+        """Wait until another model is wanted, or one more urgently, or the time is up."""
         with self._changed:
             if not self._news:
                 self._changed.wait(seconds)

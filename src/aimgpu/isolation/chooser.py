@@ -22,7 +22,7 @@ class Choice:
 class MechanismChooser:
     """An isolator over a list of mechanisms; of two with the same level the earlier one wins.
 
-    Companions are added to the chosen mechanism, where they are available: they limit what it does not (compute, turns), and
+    Companions are added to the chosen mechanism, if they are available: they limit what it does not (compute, turns), and
     never raise the level that is reported. Partners are companions of one mechanism, by its name.
     """
 

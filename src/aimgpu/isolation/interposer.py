@@ -101,7 +101,7 @@ class Interposer:
 
     def enforce(self, grant: Grant, device: Device, partition: Partition) -> Enforcement:
         """Prepare the grant's limits, and return how its process has to be started."""
-        library = self._find_library()  # built now, where it was not before
+        library = self._find_library()  # built now, if it was not before
         path = region_path(self._directory, partition.id)
         region = self.region(partition.id, memory_bytes=partition.memory_bytes, uuid=partition.uuid or "")
         limits = TenantLimits(
@@ -189,7 +189,7 @@ class Interposer:
         return {use.name: use for use in region.read_use()} if region else {}
 
     def find_region(self, partition_id: str) -> Region | None:
-        """The one of this partition, where there is one that can be read."""
+        """The one of this partition, if there is one that can be read."""
         with contextlib.suppress(RegionUnusable, FileNotFoundError):
             return self._open(region_path(self._directory, partition_id))
         return None

@@ -75,7 +75,7 @@ def _work(api: "_Gpu", amount: str) -> None:
 
 
 def _fill(api: "_Gpu", amount: str) -> None:
-    """All at once, then in ever smaller pieces, down to one byte: what it has at the end is what it could get."""
+    """Allocate all at once, then in ever smaller pieces down to one byte. What is held at the end is the limit."""
     wanted, held, piece = int(amount), 0, int(amount)
     at_once = api.allocate(wanted)
     held += wanted if at_once else 0

@@ -56,7 +56,7 @@ class Judgement:
     text: str
     instance_id: str | None = None  # None: not one of ours
     pids: frozenset[int] = frozenset()
-    level: Level | None = None  # what is true now, where that is less than granted
+    level: Level | None = None  # what is true now, if that is less than granted
     action: WatchdogPolicy | None = None  # None: nothing is done
 
 

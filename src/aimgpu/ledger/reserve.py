@@ -15,7 +15,7 @@ class Reserve:
         self._path = path
 
     def fill(self) -> None:
-        """Made where the disk has the room; otherwise there is no reserve, and everything else goes on."""
+        """Made where the disk has room; without it everything else works as before."""
         if self._path.exists():
             return
         part = self._path.with_name(self._path.name + ".part")

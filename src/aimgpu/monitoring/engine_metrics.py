@@ -46,7 +46,7 @@ class EngineTarget:
     engine: str
     url: str  # where the engine itself answers
     api_key: str
-    owner: EngineOwner | None = None  # whose the address must be, where it is on this machine
+    owner: EngineOwner | None = None  # whose the address must be, if it is on this machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

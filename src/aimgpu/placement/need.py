@@ -12,7 +12,7 @@ class Need:
     """What an ask comes to. `exclusive` needs take whole partitions, whatever the bytes."""
 
     ask: Ask
-    count: int  # Devices, all of one node
+    count: int  # devices, all of one node
     exclusive: bool
     whole: bool
     kind: str | None

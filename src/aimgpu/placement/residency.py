@@ -395,7 +395,7 @@ Option = tuple[float, ModelUse, Residence, float, int]
 
 
 def _cheapest(options: Sequence[Option], short: int) -> list[Option] | None:
-    """The cheapest per byte until it is enough, without those that proved unnecessary; or one alone, where that is cheaper."""
+    """The cheapest per byte until it is enough, without those that proved unnecessary; or one alone, if that is cheaper."""
     chosen: list[Option] = []
     freed = 0
     for option in options:
@@ -441,7 +441,7 @@ def _may_be_put_off(model: ModelUse, room: MemoryRoom) -> bool:
 
 
 def _gain(model: ModelUse) -> float:
-    """Requests that are in time by waking it now: those that wait, where that is still possible, and those expected soon."""
+    """Requests that are in time by waking it now: those that wait, if that is still possible, and those expected soon."""
     in_time = model.waiting if _slack(model) >= 0 else 0
     return model.weight * (in_time + _HORIZON_SECONDS / max(model.expected_seconds, _SOONEST_SECONDS))
 

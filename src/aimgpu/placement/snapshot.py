@@ -54,7 +54,7 @@ class NodeState:
 class Snapshot:
     """Everything a decision may look at. A value: nothing in it changes once it is made.
 
-    `running` holds the ask behind each instance, where it is known. An instance whose ask is not known is never moved and never
+    `running` holds the ask behind each instance, if known. An instance whose ask is not known is never moved and never
     stopped for another.
     """
 

@@ -86,7 +86,7 @@ class ResourceIsolator:
         return self.limits()
 
     def set_limits(self, limits: Mapping[int, ComputeLimits]) -> None:
-        """Replace the limits of these partitions; raises InvalidLayout, and changes nothing, where they cannot all be kept."""
+        """Replace the limits of these partitions; raises InvalidLayout, and changes nothing, if they cannot all be kept."""
         device = self._device()
         known = {part.index: part for part in device.layout.partitions}
         for limit in limits.values():

@@ -176,7 +176,7 @@ class ROCmPartitioner:
 
 
 def check_gpu_id(gpu_id: int) -> None:
-    """Raises InvalidLayout for what is no number of a GPU."""
+    """Raises InvalidLayout for what is not a number of a GPU."""
     if not is_number(gpu_id) or not isinstance(gpu_id, int) or gpu_id < 0:
         raise InvalidLayout(f"gpu_id cannot be {shown(gpu_id)}", hint="GPUs are numbered from 0.")
 

@@ -124,7 +124,7 @@ class QoSManager:
             )
 
     def set_guarantee(self, model: str, partition_id: str, guaranteed: float, limit: float | None = None) -> None:
-        """Parts of a Partition, from 0 to 1. Raises InvalidInput, and changes nothing, where not all on it can be kept."""
+        """Parts of a partition, from 0 to 1. Raises InvalidInput, and changes nothing, where not all on it can be kept."""
         new = Guarantee(
             model=model,
             partition_id=partition_id,

@@ -193,7 +193,7 @@ class ModelSizingConfig:
         reserve_gb: float = 0,
         min_partition_gb: float = MIN_PARTITION_GB,
     ) -> FitAnswer:
-        """Whether the model fits into a partition of so many GB, with the reason.
+        """Whether the model fits into a partition of this size, with the reason.
 
         `reserve_gb` of the partition are not for models. A partition below `min_partition_gb` holds none, because
         `initialize` does not make it.

@@ -11,7 +11,7 @@ _LEAST_REST = 1 * MIB  # a smaller rest is not split off, and counts as allocate
 
 
 def rounding_bytes(architecture: Architecture, bytes_per_weight: Fraction) -> int:
-    """The rests of all weight matrices, where each was allocated alone: 43 MiB, say, counts as 44."""
+    """The rests of all weight matrices, if each was allocated alone: 43 MiB, say, counts as 44."""
     hidden = architecture.hidden_size
     heads, kv_heads = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
     inner = architecture.expert_intermediate_size if architecture.experts else architecture.intermediate_size

@@ -101,7 +101,7 @@ class Catalogue:
         return replace(row.facts, name=name, precision=precision, in_gguf=True, remarks=(*row.facts.remarks, remark))
 
     def remark(self, name: str) -> str | None:
-        """Why a name is not here, where that is known."""
+        """Why a name is not here, if known."""
         return _NO_SUCH_MODEL.get(name.strip().casefold())
 
 

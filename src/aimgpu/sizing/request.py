@@ -34,7 +34,7 @@ class SizingRequest:
     batched_tokens: int | None = None  # vLLM: --max-num-batched-tokens; llama.cpp: -ub
     vendor: Vendor = Vendor.NVIDIA
     gpu: str | None = None  # the part, where known: Hopper's libraries take larger workspaces
-    device_memory_bytes: int | None = None  # of the device or partition it will run on, where that is decided
+    device_memory_bytes: int | None = None  # of the device or partition it will run on, if that is decided
     tensor_parallel: int = 1
     graphs: bool = True  # False: vLLM's --enforce-eager
     flash_attention: bool | None = None  # None: on in llama.cpp; in transformers masks are charged as without it

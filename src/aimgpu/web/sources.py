@@ -35,7 +35,7 @@ class Sources:
     read_scores: Callable[[], Scores]
     read_residents: Callable[[], Sequence[Resident]]
     read_waiting: Callable[[], Mapping[str, str]]  # deployments that have no room, with the reason
-    wait_for_change: Callable[[float], bool]  # until something about the models changes, or so many seconds; True: it did
+    wait_for_change: Callable[[float], bool]  # until something about the models changes, or time is up; True: changed
     read_notes: Callable[[], Sequence[str]]
     take_snapshot: Callable[[], Snapshot]
     size: Callable[[Deployment], Prepared]  # without fetching anything; raises AimGpuError

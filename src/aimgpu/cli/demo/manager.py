@@ -154,7 +154,7 @@ class DemoManager:
             self.interposer.release(grant)
 
     def reconcile(self) -> tuple[list[str], list[str]]:
-        """After a crash: who lives is kept, who is gone gives back what it held. Returns both."""
+        """After a crash: live processes keep their shares, those of dead ones are released. Returns both."""
         kept: list[str] = []
         gone: list[str] = []
         for instance in self.ledger.instances():

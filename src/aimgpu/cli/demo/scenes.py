@@ -21,7 +21,7 @@ from aimgpu.isolation.probe import HOG_NANOSECONDS, STEP_NANOSECONDS, STEPS
 from aimgpu.units import GIB, MIB, format_bytes
 
 REQUESTS = 60  # of the model, in each of three runs
-_DISTURBED = 1.2  # times alone: less is no disturbance that a gate could be seen to end
+_DISTURBED = 1.2  # times alone; below this the hog disturbs too little to show the gate
 _CONTEXT_ROOM = 1 * GIB  # a real driver takes memory of its own for each process
 
 

@@ -41,7 +41,7 @@ def describe_machine(machine: Machine) -> dict[str, Any]:
 
 
 def name_product(gpu: Mapping[str, Any]) -> str:
-    """For a narrow column; one that is no card is named as what it is."""
+    """For a narrow column; one that is not a card is named as what it is."""
     note = " (software)" if gpu.get("software") else " (sim)" if gpu["simulated"] else ""
     return f"{gpu['product']}{note}"
 

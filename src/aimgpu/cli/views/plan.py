@@ -59,7 +59,7 @@ def _placement_json(placement: Placement, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _compute_of(slot: Slot, snapshot: Snapshot) -> GrantedCompute | None:
-    """Under whichever Layout the plan gives the Device."""
+    """Under whichever layout the plan gives the device."""
     devices = [state.device for node, state in snapshot.devices() if node.name == slot.node]
     laid_out = (replace(device, layout=layout) for device in devices for layout in (device.layout, *device.layouts))
     return next((found for found in (granted_to(slot, [device]) for device in laid_out) if found is not None), None)

@@ -1,4 +1,4 @@
-"""How a Footprint looks: as JSON, and as a waterfall in the terminal."""
+"""How a footprint looks: as JSON, and as a waterfall in the terminal."""
 
 from collections.abc import Iterable, Iterator
 

@@ -95,7 +95,7 @@ def end_lines(instances: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def service_lines(instances: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What each grant is good for, where that is more than its number of requests says; what of it stays unused."""
+    """What each grant serves beyond its number of requests, and what stays unused."""
     yield from (f"{_name(instance)}: {text}" for instance in instances for text in instance.get("service", ()))
 
 
@@ -167,7 +167,7 @@ def _what(instance: Mapping[str, Any], status: Mapping[str, Any]) -> str:
 
 
 def _requests(instance: Mapping[str, Any]) -> str:
-    """At once; where each has a cache of its own, with the tokens of each."""
+    """At once; if each has a cache of its own, with the tokens of each."""
     requests, context = instance.get("concurrency"), instance.get("context_tokens")
     if not requests:
         return "-"

@@ -35,7 +35,7 @@ def call_cancellable(
 
     try:
         effects.start(work, "patience")
-    except RuntimeError:  # no thread to be had: then it cannot be given up
+    except RuntimeError:  # no thread is available: then it cannot be given up
         work()
     deadline = effects.now() + bound_seconds
     while not answer.done.wait(poll_seconds):

@@ -1,4 +1,4 @@
-"""What an instance is started in: the variables and device nodes of each Partition that it was granted."""
+"""What an instance is started in: the variables and device nodes of each partition that it was granted."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 class LaunchEnvironment:
     environment: Mapping[str, str]
     device_nodes: tuple[str, ...]
-    grants: tuple[Grant, ...]  # with what makes each true, and at which Level
+    grants: tuple[Grant, ...]  # with what makes each true, and at which level
     control_group: Path | None = None
 
 
 def make_launch_environment(dependencies: Dependencies, instance: Instance, devices: Sequence[Device]) -> LaunchEnvironment:
-    """Identity of each granted Partition and what isolation adds; refuses a Level below the one that was charged."""
+    """Identity of each granted partition and what isolation adds; refuses a level below the one that was charged."""
     environment: dict[str, str] = {}
     nodes: list[str] = []
     grants: list[Grant] = []

@@ -310,7 +310,7 @@ class Lifecycle:
         return ready
 
     def _start_with_room(self, instance: Instance, prepared: Prepared, emit: Emit) -> tuple[Instance, Footprint]:
-        """One that dies at its memory limit while it starts is started again with what it missed, where that can be had."""
+        """An engine that dies at its memory limit while it starts is started again with more, as far as the GPU has it."""
         for tries_left in reversed(range(_ROOM_TRIES)):
             with self._few_at_once():
                 request = self._make_request(instance, prepared)
@@ -450,7 +450,7 @@ class Lifecycle:
 
     @contextmanager
     def _turn(self, instance: Instance) -> Iterator[None]:
-        """Engines that measure free memory as they start do so one after the other on each Device."""
+        """Engines that measure free memory as they start do so one after the other on each device."""
         alone = self._dependencies.engines[instance.engine].starts_alone
         with ExitStack() as held:
             for device_id in sorted({grant.device_id for grant in instance.grants}) if alone else ():

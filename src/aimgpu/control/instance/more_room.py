@@ -35,7 +35,7 @@ def give_more_room(  # noqa: PLR0913, PLR0917 - what a start that died left
     missing_bytes: int,
     failure: EngineFailed,
 ) -> tuple[Instance, Prepared, str]:
-    """The instance and its Footprint with more room for starting, and a sentence about it.
+    """The instance and its footprint with more room for starting, and a sentence about it.
 
     What was sized by us gets a larger grant, where no operation needs that room. A share that the user chose stays, and its KV
     cache shrinks. Raises `failure` with the reason where neither is possible. What was missed is kept for later estimates.

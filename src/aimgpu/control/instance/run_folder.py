@@ -39,7 +39,7 @@ def prepare_run_directory(runs: Path, record: RunRecord) -> tuple[Path, str]:
 
 
 def update_run_record(runs: Path, instance: Instance) -> None:
-    """What is needed to charge it again as it is now; where it cannot be written, the record of before stays."""
+    """What is needed to charge it again as it is now; if it cannot be written, the record of before stays."""
     before = read_run_record(runs, instance.id)
     if before is not None:
         with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ _LEAST_BYTES = MIB  # one that runs has a grant, even where it holds nothing on 
 
 
 def sleep_footprint_of(engine: Engine, deployment: Deployment, footprint: Footprint) -> SleepFootprint | None:
-    """What it will hold asleep, by its Footprint; None where it is to be stopped instead."""
+    """What it will hold asleep, by its footprint; None where it is to be stopped instead."""
     if not is_to_sleep(deployment) or not isinstance(engine, Sleeper):
         return None
     kept = sum(term.memory_bytes for term in footprint.terms if term.name not in engine.gives_back)
@@ -27,9 +27,9 @@ def is_to_sleep(deployment: Deployment) -> bool:
 
 
 def asleep_grants(instance: Instance, measured: Mapping[str, int]) -> tuple[Grant, ...]:
-    """What it holds while it sleeps: as estimated, or as measured by Device where that is more; never more than before.
+    """What it holds while it sleeps: as estimated, or as measured by device where that is more; never more than before.
 
-    No other model can use the rest of a Partition that it has for itself, so such a Grant stays whole.
+    No other model can use the rest of a partition that it has for itself, so such a grant stays whole.
     """
     least = instance.sleep_footprint.device_bytes if instance.sleep_footprint else 0
     return tuple(_asleep(grant, max(least, measured.get(grant.device_id, 0))) for grant in instance.grants)

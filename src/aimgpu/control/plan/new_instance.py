@@ -49,7 +49,7 @@ def make_instance(
 
 
 def _promised(state: DeviceState | None, slot: Slot, deployment: Deployment, *, grouped: bool) -> Level:
-    """The best Level that can be had. A launcher that joins no control groups is promised nothing that may need one.
+    """The best level that is available. A launcher that joins no control groups is promised nothing that may need one.
 
     What it then gets may be more, and is noted when it starts. Raises PlacementRefused where less is left than was demanded.
     """

@@ -57,7 +57,7 @@ def are_simulated(devices: Collection[Device]) -> bool:
 
 
 def vendor_for(ask: Ask, devices: Sequence[Device]) -> Vendor:
-    """For whose GPUs to size: one that the Ask takes, of AMD before others, where a process holds more."""
+    """For whose GPUs to size: one that the ask takes, of AMD before others, where a process holds more."""
     refused = ask.refused_vendor
     taken = [each for each in devices if ask.vendor in (None, each.vendor.value) and each.vendor.value != refused]
     found = {each.vendor for each in taken or devices}
@@ -65,7 +65,7 @@ def vendor_for(ask: Ask, devices: Sequence[Device]) -> Vendor:
 
 
 def choose_engine(dependencies: Dependencies, deployment: Deployment, devices: tuple[Device, ...]) -> str:
-    """The engine the user named, else the best that runs here; a simulated Device has no GPU to run any but llamacpp."""
+    """The engine the user named, else the best that runs here; a simulated device has no GPU to run any but llamacpp."""
     if deployment.engine is not None:
         engine = dependencies.engines.get(deployment.engine)
         if engine is None:

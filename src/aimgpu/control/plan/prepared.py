@@ -36,7 +36,7 @@ def revision_of(deployment: Deployment) -> str:
 
 
 def ask_for(item: Prepared, replica: int) -> Ask:
-    """The Ask of one replica, sized."""
+    """The ask of one replica, sized."""
     deployment = item.deployment
     ask = deployment.present_ask
     if deployment.resized_bytes is not None:  # it may have been made smaller than what it takes to start

@@ -40,7 +40,7 @@ class Rivals:
 
 
 def plan_wake(item: Prepared, state: ControlState, rivals: Rivals | None = None) -> Plan:
-    """As many replicas as fit; where none does, the cheapest of the residents are unloaded for it.
+    """As many replicas as fit; if none does, the cheapest of the residents are unloaded for it.
 
     Never one of higher priority, and none that is kept loaded. Room that fits a deployment `ahead` is left to it.
     """

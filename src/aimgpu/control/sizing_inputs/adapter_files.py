@@ -25,7 +25,7 @@ _FORMATS = {"llamacpp": "a GGUF file", "vllm": f"a folder with {_CONFIG} and {_W
 
 
 def read_adapters(deployment: Deployment, engine: str, model: ModelFacts, path: Path | None) -> tuple[AdapterFacts, ...]:
-    """Raises InvalidInput for one that is missing or fits neither. `path`: of the model, where it is here."""
+    """Raises InvalidInput for one that is missing or fits neither. `path`: of the model, if it is here."""
     adapters = deployment.overrides.adapters
     if adapters and engine not in _FORMATS:
         raise InvalidInput(f"{deployment.name}: {engine} takes no adapters here", hint=f"Use {' or '.join(_FORMATS)}.")

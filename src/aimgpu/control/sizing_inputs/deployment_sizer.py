@@ -1,4 +1,4 @@
-"""From a deployment to its Footprint: facts from the files or the catalogue, the formulas, what was measured before."""
+"""From a deployment to its footprint: facts from the files or the catalogue, the formulas, what was measured before."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

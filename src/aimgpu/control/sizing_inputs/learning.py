@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLearner:
-    """Compares a Footprint with the engine's log and the device's own count. What fails here fails no instance."""
+    """Compares a footprint with the engine's log and the device's own count. What fails here fails no instance."""
 
     measurements: MeasurementFile
     usage: UsageReader
@@ -37,7 +37,7 @@ class MemoryLearner:
             log.warning("measurement.failed", extra={"data": {"instance": instance.id, "error": str(error)}})
 
     def note_shortfall(self, instance: Instance, footprint: Footprint, missing_bytes: int) -> None:
-        """It died at its cap while it started, so many bytes short: the next estimate of this model has them."""
+        """An engine died at its cap while it started, this many bytes short: the next estimate of the model adds them."""
         if footprint.family is None or footprint.gpu is None:
             return
         try:
@@ -64,7 +64,7 @@ class MemoryLearner:
     def _startup_bytes(self, instance: Instance, footprint: Footprint, found: dict[str, int]) -> dict[str, int]:
         """What the device counts for the engine's processes beyond all other terms, where it counts by process.
 
-        The context stays as estimated: the interposer counts that much of every Grant for it.
+        The context stays as estimated: the interposer counts that much of every grant for it.
         """
         counted = self._counted_bytes(instance)
         if counted is None:

@@ -112,7 +112,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _beside(index: Path, listed: set[object]) -> set[str]:
-    """The names, where all are files beside the index."""
+    """The names, if all are files beside the index."""
     _check_count(index, len(listed))
     names = {str(name) for name in listed}
     outside = next((name for name in names if Path(name).name != name or name in ("", "..") or not name.isprintable()), None)

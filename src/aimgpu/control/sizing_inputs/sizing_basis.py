@@ -32,7 +32,7 @@ class SizingBasis:
     """Versions, measurements and models that estimates go by."""
 
     versions: Mapping[str, str | None] = field(default_factory=dict)  # of engines that are installed
-    runnable: tuple[str, ...] | None = None  # engines that can run there, best first; None: on GPUs yet to be had, any can
+    runnable: tuple[str, ...] | None = None  # engines that can run there, best first; None: on GPUs not bought yet, any can
     measurements: tuple[Measurement, ...] = ()
     models: tuple[Row, ...] = ()  # that the user added
     notes: tuple[str, ...] = ()  # what could not be read
@@ -83,7 +83,7 @@ class SizingBasis:
         )
 
     def size(self, deployment: Deployment, engine: str, local: LocalModel | None, device: Device | None) -> Footprint:
-        """The Footprint of one instance, with notes on what could not be read; without terms where nobody can size it."""
+        """The footprint of one instance, with notes on what could not be read; without terms where nobody can size it."""
         if engine not in ENGINE_SIZINGS:
             return unsized_footprint(deployment, engine)
         footprint = estimate_on(self.request(deployment, engine, local, device), device)
@@ -108,7 +108,7 @@ def _model_path(model: str, engine: str, local: LocalModel | None) -> Path | Non
 
 
 def estimate_on(request: SizingRequest, device: Device | None) -> Footprint:
-    """The Footprint; where one such Device is too small, with what it would be on each of several."""
+    """The footprint; where one such device is too small, with what it would be on each of several."""
     footprint = estimate_footprint(request)
     if device is None or footprint.total_bytes <= device.memory_bytes:
         return footprint

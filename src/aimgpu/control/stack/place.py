@@ -26,7 +26,7 @@ _CPU = re.compile(r"\d{1,6}(\.\d{1,3})?|\d{1,9}m", re.ASCII)
 
 
 class Place(TypedDict, total=False):
-    """Fields of an Ask."""
+    """Fields of an ask."""
 
     products: frozenset[str]
     refused_products: frozenset[str]
@@ -40,14 +40,14 @@ class Place(TypedDict, total=False):
 
 
 class Host(TypedDict, total=False):
-    """Fields of an Ask."""
+    """Fields of an ask."""
 
     cpu_millis: int
     host_memory_bytes: int
 
 
 def read_place(node: YamlNode | None) -> Place:
-    """The fields of an Ask under `place`."""
+    """The fields of an ask under `place`."""
     if node is None:
         return Place()
     fields = node.fields(PLACE_KEYS)
@@ -76,7 +76,7 @@ def read_place(node: YamlNode | None) -> Place:
 
 
 def read_host(node: YamlNode | None) -> Host:
-    """The fields of an Ask under `host`."""
+    """The fields of an ask under `host`."""
     if node is None:
         return Host()
     fields = node.fields(HOST_KEYS)

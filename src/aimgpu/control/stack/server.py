@@ -67,7 +67,7 @@ def _preset_command(preset: Preset, fields: dict[str, YamlNode]) -> tuple[str, .
 
 
 def read_directory(node: YamlNode | None, base_directory: Path | None) -> str | None:
-    """Counts from the stack file's folder. None: of a stack that is no file, where only a whole path says where."""
+    """Counts from the stack file's folder. None: of a stack that is not a file, where only a whole path says where."""
     directory = Path(node.text("./server")).expanduser() if node is not None else Path()
     if base_directory is not None:
         return str((base_directory / directory).absolute())

@@ -69,7 +69,7 @@ class YamlNode:
     def fields(
         self, known: Iterable[str], expected: str = "a mapping", belongs: Mapping[str, str] | None = None
     ) -> dict[str, "YamlNode"]:
-        """A mapping with these keys only; `belongs` says under which key a word that is no key here belongs."""
+        """A mapping with these keys only; `belongs` says under which key a word that is not a key here belongs."""
         names = list(known)
         found = self.entries(expected)
         for key, value in found.items():
@@ -79,7 +79,7 @@ class YamlNode:
         return found
 
     def items(self) -> list["YamlNode"]:
-        """The values of a list; one value that is no list is a list of itself."""
+        """The values of a list; one value that is not a list is a list of itself."""
         if not isinstance(self.node, yaml.SequenceNode):
             return [self]
         if not self.node.value:

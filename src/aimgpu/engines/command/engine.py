@@ -1,4 +1,4 @@
-"""The Engine `command`: whatever a stack file names, with the port that it is given."""
+"""The engine `command`: whatever a stack file names, with the port that it is given."""
 
 import json
 import shutil

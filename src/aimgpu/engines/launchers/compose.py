@@ -30,7 +30,7 @@ class ComposeService:
     engine: str
     command: Command
     port: int
-    memory_bytes: Mapping[str, int]  # Partition id -> bytes granted of it
+    memory_bytes: Mapping[str, int]  # partition id -> bytes granted of it
 
 
 def render_compose(services: Sequence[ComposeService], partitions: Mapping[str, int], *, simulated: bool = False) -> str:
@@ -63,7 +63,7 @@ def _sums(services: Sequence[ComposeService], partitions: Mapping[str, int]) -> 
 
 
 def _service(service: ComposeService, before: list[str]) -> dict[str, Any]:
-    """Engines on one Partition start one after the other: each measures the memory that it finds free."""
+    """Engines on one partition start one after the other: each measures the memory that it finds free."""
     command = service.command
     host = container_body(service.name, command, _NOWHERE, "", with_cdi=False)["HostConfig"]
     content: dict[str, Any] = {

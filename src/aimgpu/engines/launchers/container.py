@@ -1,4 +1,4 @@
-"""A Command as a container: only the granted Partition's device nodes, the model, its log, and a folder of its own.
+"""A Command as a container: only the granted partition's device nodes, the model, its log, and a folder of its own.
 
 It has a network of its own, of which one port is published on this machine's loopback, and no capabilities. Its user is that
 of the daemon: regions of limits, MPS and the caches of models belong to that.

@@ -1,4 +1,4 @@
-"""The few calls of Docker's Engine API that a launcher needs, over its unix socket."""
+"""The few calls of Docker's engine API that a launcher needs, over its unix socket."""
 
 import contextlib
 import http.client
@@ -21,7 +21,7 @@ _FAILURES = 400
 
 
 class DockerApi:
-    """The few calls of the Docker Engine API that a launcher needs."""
+    """The few calls of the Docker engine API that a launcher needs."""
 
     def __init__(self, path: Path = DEFAULT_SOCKET) -> None:
         self.path = path
@@ -59,13 +59,13 @@ class DockerApi:
         return tuple(str(one["Id"]) for one in answer or ())
 
     def kill(self, container: str, signal_name: str) -> None:
-        """A container that has ended already is no error."""
+        """A container that has ended already is not an error."""
         self._ask(
             "POST", f"/containers/{quote(container)}/kill?signal={signal_name}", missing_is_none=True, conflict_is_none=True
         )
 
     def remove(self, container: str) -> None:
-        """With its processes, where some are left; one that is gone is no error."""
+        """With its processes, if some are left; one that is gone is not an error."""
         path = f"/containers/{quote(container)}?force=true&v=true"
         self._ask("DELETE", path, missing_is_none=True, conflict_is_none=True)
 
@@ -137,7 +137,7 @@ class Pull:
             self._connection.close()
 
     def cancel(self) -> None:
-        """The reader sees an end; a pull that has ended is no error."""
+        """The reader sees an end; a pull that has ended is not an error."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -167,7 +167,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def split_image(image: str) -> tuple[str, str]:
-    """Repository and tag; a port in the registry's name is no tag."""
+    """Repository and tag; a port in the registry's name is not a tag."""
     repository, colon, tag = image.rpartition(":")
     return (repository, tag) if colon and "/" not in tag else (image, "latest")
 

@@ -153,7 +153,7 @@ class ProcessLauncher:
         return alive and process.boot_id == procfs.read_boot_id()
 
     def how_it_ended(self, process: ProcessIdentity) -> str | None:
-        """From the exit status, where it was our child."""
+        """From the exit status, if it was our child."""
         self._reap(process)
         status = self._statuses.get(process)
         if status is None:
@@ -301,7 +301,7 @@ class ProcessLauncher:
             return alive
         if process.session == started.process.pid:
             # A session's number is not reused while it has members, but it may be the session of a later process
-            # with the same pid, where ours is dead: then the working directory must be ours.
+            # with the same pid, if ours is dead: then the working directory must be ours.
             return alive or procfs.read_working_directory(process.pid) == started.run_directory
         return bool(started.instance_id) and self._marks.instance_of(process) == started.instance_id
 

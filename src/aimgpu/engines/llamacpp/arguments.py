@@ -17,7 +17,7 @@ _MOST_THREADS = 4  # with every layer on the GPU the CPU only looks tokens up; a
 
 
 _FIXED = {
-    "cache-ram": "0",  # its default keeps up to 8 GiB of prompts that no Footprint knows of
+    "cache-ram": "0",  # its default keeps up to 8 GiB of prompts that no footprint knows of
     "no-webui": "true",
     "metrics": "true",
     "log-verbosity": "4",  # buffer sizes, which later estimates learn from, are printed from here on; prompts are not

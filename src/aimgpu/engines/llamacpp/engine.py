@@ -1,4 +1,4 @@
-"""The Engine `llamacpp` as the control plane sees it: `llama-server` on a GPU, the wheel on the CPU."""
+"""The engine `llamacpp` as the control plane sees it: `llama-server` on a GPU, the wheel on the CPU."""
 
 import json
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ _GPU_HINT = f"Put a {NAME} that was built for this GPU on PATH, or name it in {V
 
 
 class LlamaCppEngine:
-    """`has_gpu`: this machine has a real Device, so that a `llama-server` is looked for.
+    """`has_gpu`: this machine has a real device, so that a `llama-server` is looked for.
 
     `cache_directory` remembers a probe of the wheel that succeeded; `probe_model` makes the probe load it and give one token.
     """

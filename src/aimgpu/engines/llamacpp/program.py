@@ -18,7 +18,7 @@ _BUILD = re.compile(
 )  # "version: 0.7.0 (build 11669, ...", "version: 9410 (..."
 _DEVICE = re.compile(r"^ +([A-Za-z]+)\d+: .+ \(\d+ MiB, \d+ MiB free\)", re.MULTILINE)
 _FLAG = re.compile(r"--([a-z][a-z0-9-]+)")
-_HELD = ("CUDA", "ROCm", "HIP")  # others see GPUs that the Grant's environment hides from them, and no limit holds them
+_HELD = ("CUDA", "ROCm", "HIP")  # others see GPUs that the grant's environment hides from them, and no limit holds them
 _ASK_SECONDS = 60.0  # it starts the GPU's runtime, which takes seconds on a machine with many GPUs
 
 
@@ -58,7 +58,7 @@ def find_program() -> Program | NoProgram:
 
 
 def installed_program() -> str | None:
-    """Its version, where there is one; whether it sees a GPU is another question, which takes longer to answer."""
+    """Its version, if there is one; whether it sees a GPU is another question, which takes longer to answer."""
     path = shutil.which(os.environ.get(VARIABLE) or NAME)
     match = _BUILD.search(_ask(path, "--version") or "") if path else None
     return f"b{match[1]}" if match and int(match[1]) >= LEAST_BUILD else None

@@ -54,7 +54,7 @@ def server_parameters(settings: dict[str, Any], api_key: str) -> "xllamacpp.Comm
     parameters.api_keys = [api_key]
     parameters.ui = False
     parameters.cors_origins = ""  # the default lets every web page in
-    parameters.cache_ram_mib = 0  # the default keeps up to 8 GiB of prompts that no Footprint knows of
+    parameters.cache_ram_mib = 0  # the default keeps up to 8 GiB of prompts that no footprint knows of
     parameters.endpoint_metrics = True
     parameters.verbosity = 1
     parameters.fit_params = False  # what was sized is what is used

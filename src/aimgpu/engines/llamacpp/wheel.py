@@ -21,7 +21,7 @@ KEY_VARIABLE = "AIMGPU_ENGINE_KEY"
 SETTINGS_NAME = "llamacpp.json"
 _DISTRIBUTION = "xllamacpp"
 _PROBE_SECONDS = 120.0  # a loaded machine and a cold disk; a hang is unavailable too
-# Flags of llama-server that the wheel takes from a Footprint, and their names in it.
+# Flags of llama-server that the wheel takes from a footprint, and their names in it.
 _INTEGER_FLAGS = {"batch-size": "n_batch", "ubatch-size": "n_ubatch", "n-gpu-layers": "n_gpu_layers"}
 _OWN_FLAGS = {"ctx-size", "parallel", "threads"}
 _NO_OPENMP_HINT = "Install the library (Debian and Ubuntu: apt-get install libgomp1; Fedora and RHEL: dnf install libgomp)."

@@ -86,7 +86,7 @@ class HubCache:
         return found
 
     def fetch_config(self, name: HubName) -> Path | None:
-        """Just config.json, for an estimate; None where it cannot be had."""
+        """Just config.json, for an estimate; None where it is not available."""
         try:
             self._check_online(name)
             config = next((file for file in self._list(name) if file.name == "config.json"), None)

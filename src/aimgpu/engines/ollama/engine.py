@@ -1,4 +1,4 @@
-"""The Engine `ollama` as the control plane sees it."""
+"""The engine `ollama` as the control plane sees it."""
 
 import json
 import re

@@ -7,7 +7,7 @@ that is its standard input. It ends with the daemon, when it was idle for long, 
    thread is left (OpenBLAS ends its threads before a fork), no GPU is open, no child runs.
 2. Per start it forks twice, so that the engine becomes a child of the daemon, as in a plain start. The child takes on session,
    log, limits, folder and environment, also in what /proc shows of it, and waits for the word of the launcher.
-3. The child attaches the interposer and runs the engine's program as `__main__`. Where that cannot be done, it executes the
+3. The child attaches the interposer and runs the engine's program as `__main__`. If that cannot be done, it executes the
    program plainly in its place.
 4. Before it runs the engine it forks a spare. A process that the engine starts by multiprocessing's `spawn` takes over the
    spare, which has all packages, in place of a new interpreter. Where the environment differs in a variable that is read at

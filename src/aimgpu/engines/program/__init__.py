@@ -1,1 +1,1 @@
-"""Programs that are no servers: they stand where an engine stands, and nobody asks them anything."""
+"""Programs that are not servers: run like an engine, without requests."""

@@ -1,4 +1,4 @@
-"""The Engine `program`: whatever the user names, run until it ends.
+"""The engine `program`: whatever the user names, run until it ends.
 
 One that a caller brings becomes the program by itself, with the caller's terminal and environment. One that the daemon starts
 runs below a shell of three lines that keeps its exit code, so that a later daemon knows it too.

@@ -1,4 +1,4 @@
-"""The Engine `vllm`: `vllm serve` with exactly the memory that was sized."""
+"""The engine `vllm`: `vllm serve` with exactly the memory that was sized."""
 
 import json
 import os
@@ -257,7 +257,7 @@ def media_flag(domains: str) -> tuple[str, str]:
 
 
 def _flags(request: LaunchRequest) -> dict[str, str]:
-    """What the Footprint says, and what makes it true beside other engines on one Device."""
+    """What the footprint says, and what makes it true beside other engines on one device."""
     flags = _sized_flags(request.footprint)
     devices = len({grant.device_id for grant in request.instance.grants})
     if devices > 1:

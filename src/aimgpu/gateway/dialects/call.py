@@ -23,7 +23,7 @@ class EngineRequest:
     fields: Fields
     body: bytes
     content_type: bytes = JSON[1]
-    size: int = 0  # of what was parsed, where that is more than the body
+    size: int = 0  # of what was parsed, if that is more than the body
 
 
 class Serve(Protocol):
@@ -68,7 +68,7 @@ class DialectServices:
     fetcher: ModelFetcher | None = None
     responses: ResponseStore = field(default_factory=ResponseStore)
     pulls: SmallPool = field(default_factory=lambda: SmallPool("pulls", at_once=2, waiting=8))
-    template_has_tools: dict[str, bool] = field(default_factory=dict)  # by instance, where it was looked at
+    template_has_tools: dict[str, bool] = field(default_factory=dict)  # by instance, if it was looked at
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,5 +110,5 @@ class Operation:
 
 
 def simulated_header(models: tuple[ServedModel, ...]) -> tuple[Header, ...]:
-    """Answers about a simulated Device name it as such."""
+    """Answers about a simulated device name it as such."""
     return ((b"x-aimgpu-simulated", b"true"),) if any(model.simulated for model in models) else ()

@@ -6,7 +6,7 @@ import orjson
 
 from aimgpu.gateway.dialects.call import Fields
 
-_MOST_KEPT = 16 * 1024 * 1024  # of an answer, where it is kept until its end
+_MOST_KEPT = 16 * 1024 * 1024  # of an answer, if it is kept until its end
 _COST = 64  # of a part, beside its letters
 
 
@@ -67,7 +67,7 @@ class ToolCallParts:
         ]
 
     def whole(self) -> list[Fields]:
-        """Each with its arguments as an object; what is no object of JSON (an answer cut short) stays text."""
+        """Each with its arguments as an object; what is not an object of JSON (an answer cut short) stays text."""
         return [
             {"id": call.id, "name": call.name.join(), "arguments": parse_arguments(call.arguments.join())}
             for _, call in sorted(self._calls.items())

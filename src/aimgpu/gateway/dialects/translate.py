@@ -217,7 +217,7 @@ def read_event(event: bytes) -> bytes | None:
 
 
 def read_text(said: dict[str, Any], *names: str) -> str:
-    """What is said under the first of these names that holds something. Raises TypeError where that is no text."""
+    """What is said under the first of these names that holds something. Raises TypeError where that is not a text."""
     text = next((said[name] for name in names if said.get(name)), "")
     if not isinstance(text, str):
         raise TypeError(names)

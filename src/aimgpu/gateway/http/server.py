@@ -80,7 +80,7 @@ def caller_config(
 
 
 def most_connections(open_files: int) -> int:
-    """Of callers, where this process may have so many files open: a request needs a second connection, to its engine."""
+    """How many callers may connect, by the files that this process may open: a request needs a second one, to its engine."""
     return max(1, (open_files - min(_KEPT_FILES, open_files // 2)) // 2)
 
 
@@ -437,7 +437,7 @@ class CallerProtocol(asyncio.Protocol):
         return self._feed(b"".join((*head, b"\r\n", rest)))
 
     def _look_for_caller(self) -> None:
-        """Whether a caller that sends no more is still there: its reset, where it is not, has ended the connection."""
+        """Whether a caller that sends no more is still there; a reset would have ended the connection."""
         found = self.transport.get_extra_info("socket")
         if self.transport.is_closing() or found is None or _TCP_INFO is None:
             return

@@ -21,7 +21,7 @@ KFD_NODE = "/dev/kfd"
 
 
 class AmdHardware:
-    """Reads the kernel's files; changes go through `writer`, by default those same files or, where they are closed, amd-smi."""
+    """Reads the kernel's files; changes go through `writer`, by default those same files or, if they are closed, amd-smi."""
 
     def __init__(
         self,

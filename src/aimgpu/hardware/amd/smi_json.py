@@ -189,7 +189,7 @@ def _process_infos(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _process_bytes(info: dict[str, Any]) -> int | None:
-    """KFD's figure; where there is none, that of the graphics driver."""
+    """KFD's figure; if there is none, that of the graphics driver."""
     own = size_bytes(info.get("mem_usage", info.get("mem")))
     usage = info.get("memory_usage")
     return own if own is not None or not isinstance(usage, dict) else size_bytes(usage.get("vram_mem"))

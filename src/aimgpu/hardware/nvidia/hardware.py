@@ -79,7 +79,7 @@ class NvidiaHardware:
             return (Finding(code="no-answer", subject=None, text=error.message, hint=error.hint),)
 
     def _bounded(self, doing: str, call: Callable[[], _Read]) -> _Read:
-        """At once where there is no sign of an NVIDIA GPU: nothing can hang then, and a thread is more than the look is worth.
+        """At once where there is no sign of an NVIDIA GPU: nothing can hang then, so no thread is needed.
 
         With a GPU on the bus and no device file, NVML loads the driver first, which can hang too.
         """

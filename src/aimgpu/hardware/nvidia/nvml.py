@@ -63,7 +63,7 @@ class NvmlFailure(Exception):
 
     @property
     def hint(self) -> str | None:
-        """What to do about it, where that is known."""
+        """What to do about it, if known."""
         return _HINTS.get(self.code)
 
 

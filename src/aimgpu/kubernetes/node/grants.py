@@ -37,11 +37,11 @@ _PRELOAD = Path("/etc/ld.so.preload")  # read by the loader of glibc, and by no 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSlot:
-    """A part of a Partition that one tenant is to have; exclusive: all of it."""
+    """A part of a partition that one tenant is to have; exclusive: all of it."""
 
     device_id: str
     partition_id: str
-    memory_bytes: int | None = None  # None: the whole Partition
+    memory_bytes: int | None = None  # None: the whole partition
     compute_ppm: int | None = None
 
     @property
@@ -56,7 +56,7 @@ class PodTenant:
     id: str
     owner: str  # the claim or pod, for people
     slots: tuple[NodeSlot, ...]
-    model: str = ""  # that it serves, where that is known
+    model: str = ""  # that it serves, if known
     isolation: IsolationRequirement = IsolationRequirement.NONE
     priority: Priority = Priority.MEDIUM
 
@@ -88,7 +88,7 @@ class NodeGrants:
         return instances
 
     def enforce(self, instance: Instance) -> Given:
-        """Make the recorded grants true; may be repeated. Raises NotAllowed where a demanded level cannot be had."""
+        """Make the recorded grants true; may be repeated. Raises NotAllowed where a demanded level is not available."""
         devices = {device.id: device for device in self._hardware.read_devices()}
         edits, given, notes = ContainerEdits(), list[Grant](), list[str]()
         for grant in _per_partition(instance.grants):
@@ -215,7 +215,7 @@ def _find(devices: dict[str, Device], grant: Grant) -> tuple[Device, Partition]:
 
 
 def _per_partition(grants: Sequence[Grant]) -> list[Grant]:
-    """One for each Partition: a tenant with two shares of one has one cap of their sum."""
+    """One for each partition: a tenant with two shares of one has one cap of their sum."""
     merged: dict[str, Grant] = {}
     for grant in grants:
         other = merged.get(grant.partition_id)

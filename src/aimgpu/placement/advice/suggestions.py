@@ -150,7 +150,7 @@ def _several(snapshot: Snapshot, need: Need, reserved: Mapping[str, int], others
 def _fewer(snapshot: Snapshot, need: Need, reserved: Mapping[str, int]) -> Iterator[str]:
     """The most devices that one node has; what the model needs is then shared by fewer, and all else stays as it was asked."""
     ask, needs = need.ask, need.ask.footprint_bytes
-    most = {node.name: need.count for node in snapshot.nodes}  # Devices of a node that could do
+    most = {node.name: need.count for node in snapshot.nodes}  # devices of a node that could do
     for count in range(need.count - 1, 0, -1):
         each = None if needs is None else -(-needs * need.count // count)
         want, devices = (Whole(count=count), 1) if isinstance(ask.want, Whole) else (ask.want, count)
@@ -240,7 +240,7 @@ def _other_layout(need: Need, node: NodeState, state: DeviceState, layout: Layou
 
 
 def _stops(need: Need, node: NodeState, state: DeviceState, others: _Others) -> Iterator[_Change]:
-    """One deployment whose leaving is enough; where none is, the largest until it is."""
+    """One deployment whose leaving is enough; if none is, the largest until it is."""
     held: dict[str, list[Grant]] = {}
     for grant in state.grants:
         if grant.deployment != _own(need):

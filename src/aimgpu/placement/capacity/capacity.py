@@ -16,8 +16,8 @@ from aimgpu.placement.snapshot import DeviceState, NodeState, Snapshot
 from aimgpu.units import PPM
 
 _EPSILON = 1e-6
-_MOST_MORE = 256  # Devices beyond the bound
-_FEW = 40  # Asks for which room is also made one by one
+_MOST_MORE = 256  # devices beyond the bound
+_FEW = 40  # asks for which room is also made one by one
 FREELY = Limits(may_stop=False, may_reload_driver=True, most_moves=1 << 30)
 QUICKLY = replace(FREELY, most_tried=0)
 

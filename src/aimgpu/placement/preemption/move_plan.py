@@ -26,7 +26,7 @@ class MoveStep:
     ask: Ask | None = None  # of the instance that comes or goes
     removed: tuple[Grant, ...] = ()
     added: tuple[Grant, ...] = ()
-    from_node: str | None = None  # of what is removed, where that is another node
+    from_node: str | None = None  # of what is removed, if that is another node
     device_id: str | None = None
     before: DeviceState | None = None  # of a device that gets another layout
     after: DeviceState | None = None

@@ -20,7 +20,7 @@ class Mix:
     """Shapes of asks with their counts. An ask's name, priority and affinity do not matter to its shape."""
 
     counts: tuple[tuple[Ask, int], ...] = ()
-    host_memory_bytes: int = 0  # of all asks for devices together, where there is more than one node to choose from
+    host_memory_bytes: int = 0  # of all asks for devices together, if there is more than one node to choose from
 
     @classmethod
     def of(cls, asks: Iterable[Ask]) -> "Mix":
@@ -89,7 +89,7 @@ def _interned(key: _Key, ask: Ask) -> Ask:
 
 
 def _counted(asks: Iterable[Ask]) -> list[tuple[Ask, int]]:
-    """How often each shape is asked for. What runs is the same objects in one snapshot after the other."""
+    """How often each shape is asked for. Running asks are the same objects from snapshot to snapshot."""
     found: dict[int, int] = {}
     shapes: dict[int, Ask] = {}
     for ask in asks:

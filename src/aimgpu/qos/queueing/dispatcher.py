@@ -315,7 +315,7 @@ class Dispatcher(Generic[BackendT]):
     def _expected_wait_of(self, ticket: Ticket, queue: ClassQueue | None, now: float, *, its_own: bool) -> float | None:
         """Those before it, by how fast slots come free for them; None when that is not known.
 
-        Before it are higher classes, and of its own those that came earlier or, where it has a deadline, are due earlier.
+        Before it are higher classes, and of its own those that came earlier or, if it has a deadline, are due earlier.
         `its_own`: until it starts itself, and not only those before it.
         """
         ahead = int(its_own)
@@ -343,7 +343,7 @@ class Dispatcher(Generic[BackendT]):
         return left + behind * self._service_seconds.get((model, priority), 0.0) / max(arrival.slots, 1)
 
     def _rate_for(self, model: str, priority: Priority, now: float) -> float | None:
-        """How fast this class leaves its queue, where that was measured; else how fast slots should come free.
+        """How fast this class leaves its queue, if that was measured; else how fast slots should come free.
 
         Those are the slots that it and lower classes hold now: what higher ones hold goes to higher ones again. A class that
         holds nothing is credited with a tenth of what it may hold.

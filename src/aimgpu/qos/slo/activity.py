@@ -121,7 +121,7 @@ class ActivityLog:
         return self._prompts.maxlen or 0
 
     def prompt(self, number: int) -> str | None:
-        """What this request asked, where it is still kept."""
+        """What this request asked, if it is still kept."""
         return next((text for known, text in _copy(self._prompts) if known == number), None)
 
     def add_signals(self, find: FindSignals) -> FindSignals:

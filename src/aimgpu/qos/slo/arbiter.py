@@ -27,7 +27,7 @@ class Burn:
 class Arbiter:
     """Lives on the gateway's event loop; `note_gated` may be called from any thread."""
 
-    pressure: dict[str, Pressure] = field(default_factory=dict)  # by GPU, where there is any
+    pressure: dict[str, Pressure] = field(default_factory=dict)  # by GPU, if there is any
     _promised: dict[str, tuple[Deployment, PromiseController]] = field(default_factory=dict)
     _gated: frozenset[str] = frozenset()
 

@@ -41,7 +41,7 @@ def chat(  # noqa: PLR0917 -- click passes them by name
 ) -> None:
     """Talk to MODEL (the first that is ready, when none is named). Answers stream; the talk so far is sent along.
 
-    When the input is no terminal, each line is one message, and the command ends with the last answer.
+    When the input is not a terminal, each line is one message, and the command ends with the last answer.
     """
     gateway = GatewayClient(url or _daemon_url(), key)
     Conversation(gateway, gateway.choose_model(model), system=system, max_tokens=max_tokens, as_json=as_json).hold()

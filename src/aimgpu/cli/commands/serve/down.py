@@ -68,7 +68,7 @@ def _stop_everything(home: Home) -> list[str] | None:
         answer = start_daemon(home, DaemonOptions(port=0)).stop()
     except (DaemonRunning, LedgerOwned):
         raise
-    except AimGpuError as error:  # a damaged file, a full disk: what runs can be ended all the same
+    except AimGpuError as error:  # a damaged file, a full disk: running engines can still be ended
         ended = _stop_processes(home)
         if not ended:
             raise

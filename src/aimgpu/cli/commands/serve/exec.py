@@ -179,7 +179,7 @@ def _find_daemon(home: Home, asked: ExecOptions) -> DaemonClient:
 
 
 def _start_apart(home: Home, software: str | None) -> None:
-    """From a process that ends, so that the daemon is no child of the program which this one becomes."""
+    """From a process that ends, so that the daemon is not a child of the program which this one becomes."""
     from aimgpu.cli.daemon_process import DaemonOptions, start_daemon  # noqa: PLC0415 -- seldom, and slow
 
     options = DaemonOptions(port=int(os.environ.get("AIMGPU_PORT", "8080")), simulate=software, software=software is not None)

@@ -34,7 +34,7 @@ from aimgpu.home import find_home
 def run(  # noqa: PLR0917 -- click passes them by name
     model: str, prompt: str | None, system: str | None, max_tokens: int | None, key: str | None, port: int, as_json: bool
 ) -> None:
-    """Talk to MODEL; where it does not run yet, it is fetched, sized and started first.
+    """Talk to MODEL; if it does not run yet, it is fetched, sized and started first.
 
     MODEL is a deployment that runs, a model's name, or the path of a .gguf file. With PROMPT one answer is printed. What was
     started keeps running in the background; `aimgpu down` stops it.

@@ -48,7 +48,7 @@ def top(interval: float, count: int | None, as_json: bool) -> None:
     """GPUs with the shares of every model, requests, queues, latencies and error budgets, live.
 
     Rates and percentiles are over the last five minutes, budgets over six hours; the tightest promise is shown. When the output
-    is no terminal, each look follows the last; with --json, one line each.
+    is not a terminal, each look follows the last; with --json, one line each.
     """
     client = connect_or_name_left(find_home())
     looks = 0

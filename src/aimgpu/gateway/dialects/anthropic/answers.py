@@ -39,7 +39,7 @@ class MessageSend(TranslatingSend):
         self._index = -1
         self._reason: Fields = {"stop_reason": "end_turn", "stop_sequence": None}
         self._usage: Fields = {"input_tokens": 0, "output_tokens": 0}
-        self.input_tokens = 0  # of the prompt, where that was counted before
+        self.input_tokens = 0  # of the prompt, if that was counted before
 
     def whole(self, answer: Fields) -> object:
         choice = (answer.get("choices") or [{}])[0]

@@ -38,7 +38,7 @@ class OllamaSend(TranslatingSend):
         self._thinking = TextParts()
         self._logprobs: list[Any] = []
         self._error: str | None = None
-        self._whole = b""  # the answer, where it is not streamed
+        self._whole = b""  # the answer, if it is not streamed
 
     def whole(self, answer: Fields) -> object:
         """Some engines answer a stream's request in one piece."""

@@ -37,7 +37,7 @@ async def serve_naming_stop(call: Call, chat: Fields, send: TranslatingSend) -> 
 
 
 class JoiningSend(TranslatingSend):
-    """A stream of chunks goes on as one whole answer, and what is no stream as it is."""
+    """A stream of chunks goes on as one whole answer, and what is not a stream as it is."""
 
     def __init__(self, send: Send) -> None:
         super().__init__(send)

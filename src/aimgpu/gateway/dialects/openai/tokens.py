@@ -115,5 +115,5 @@ class _TextSend(_Untranslated):
 
 
 def _piece(piece: object) -> str:
-    """llama.cpp gives bytes where they are no whole characters."""
+    """llama.cpp gives bytes where they are not whole characters."""
     return bytes(piece).decode("utf-8", "replace") if isinstance(piece, list) else str(piece)

@@ -91,7 +91,7 @@ class AdmissionServer:
         return _respond(review, gate_pod(review.get("object") or {}) if placed else Admitted(patch=[]))
 
     def _saw_lease(self, _key: Key, before: str | None, now: str | None) -> None:
-        """The first sight of it is no renewal: it may be old."""
+        """The first sight of it is not a renewal: it may be old."""
         if now is None:
             self._placed_until = 0.0
         elif before is not None and before != now:

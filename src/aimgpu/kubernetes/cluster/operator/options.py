@@ -23,7 +23,7 @@ class OperatorOptions:
     namespace: str  # of its Lease
     namespaces: frozenset[str] = frozenset()  # whose workloads it looks after; empty: all
     metrics_port: int = 0  # 0: no metrics and no probes
-    keep_templates_seconds: float = 600.0  # a claim template that no pod uses is removed after twice so long
+    keep_templates_seconds: float = 600.0  # a claim template that no pod uses is removed after twice this time
     placement: PlacementForm | None = None  # None: off
     waiting_seconds: float | None = 60.0  # for a node, until kube-scheduler and autoscalers see the pod; None: for ever
 

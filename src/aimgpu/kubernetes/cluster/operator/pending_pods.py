@@ -115,7 +115,7 @@ def _claim_needs(claim: Mapping[str, Any]) -> list[tuple[LayoutNeed, ...]]:
 
 
 def _bounded(count: int) -> int:
-    """Before so many needs are written out."""
+    """The count; raises NotUnderstood where it is too large to write out each need."""
     if count > _MOST_DEVICES:
         raise NotUnderstood
     return count

@@ -40,7 +40,7 @@ class NodeView:
     observed: bool  # the agent has seen the newest spec
     cordoned: bool
     pods: tuple[str, ...]  # that hold a share here, as namespace/name
-    gpus_of: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by pod, where that is known
+    gpus_of: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by pod, if known
     kept: Mapping[str, str] = field(default_factory=dict)  # pods that could not be evicted, with what keeps them
     profile: str | None = None  # that AMD's Device Config Manager is to keep; None: it does not manage this node
     taints: Sequence[Mapping[str, Any]] = ()

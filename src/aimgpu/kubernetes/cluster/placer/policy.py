@@ -79,7 +79,7 @@ async def find_gap(client: Client, namespace: str) -> str | None:
 
 
 def _holds(wanted: object, found: object) -> bool:
-    """What the API server adds of its own is no difference."""
+    """Fields that the API server adds do not count as a difference."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         return all(key in found and _holds(value, found[key]) for key, value in wanted.items())
     if isinstance(wanted, list) and isinstance(found, list):

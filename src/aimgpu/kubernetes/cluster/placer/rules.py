@@ -1,6 +1,6 @@
 """Which nodes kube-scheduler would allow for a pod, by the rules that are a node's own: labels, taints, host ports. Pure.
 
-What these do not cover is no reason to refuse a node: a hint that kube-scheduler cannot follow costs it one look. `unread_rule`
+Rules that are not covered here refuse no node: a hint that kube-scheduler cannot follow costs it one look. `unread_rule`
 names the hard rules for which no hint is given at all. Neither evaluated nor named there: anti-affinity of pods that run
 already against the new one, and limits of attached volumes.
 """
@@ -88,7 +88,7 @@ def read_rules(spec: Object, volumes: Sequence[Sequence[Object]] = ()) -> NodeRu
 
 
 def unread_rule(spec: Object) -> str | None:
-    """A hard rule of the pod that is not evaluated here; None where there is none. Soft rules are no reason."""
+    """A hard rule of the pod that is not evaluated here, or None. Soft rules do not count."""
     affinity = spec.get("affinity") or {}
     for kind, name in (("podAffinity", "required pod affinity"), ("podAntiAffinity", "required pod anti-affinity")):
         if (affinity.get(kind) or {}).get(REQUIRED):
@@ -121,7 +121,7 @@ def read_requests(spec: Object) -> dict[str, int]:
             _add(now, _requests(container))
         most = {name: max(most.get(name, 0), now.get(name, 0)) for name in most | now}
     found = {name: max(total.get(name, 0), most.get(name, 0)) for name in total | most}
-    found |= _requests(spec)  # of the pod as a whole, where it has any
+    found |= _requests(spec)  # of the pod as a whole, if it has any
     _add(found, read_amounts(spec.get("overhead")))
     return {**{name: amount for name, amount in found.items() if amount}, PODS: 1}
 

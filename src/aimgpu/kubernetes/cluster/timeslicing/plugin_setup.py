@@ -71,7 +71,7 @@ def with_sharing(setup: PluginSetup, key: str, text: str, config_map: str, *, de
     policy = setup.policy
     if policy is not None:
         known = {*(setup.config or {}), key}
-        wrong = bool(policy.get("default")) and policy["default"] not in known  # a default that is no key gives nothing
+        wrong = bool(policy.get("default")) and policy["default"] not in known  # a default that is not a key gives nothing
         policy = {**policy, "name": config_map} | ({"default": key} if default or wrong else {})
     return replace(setup, config={**(setup.config or {}), key: text}, labels=dict.fromkeys(setup.labels, key), policy=policy)
 

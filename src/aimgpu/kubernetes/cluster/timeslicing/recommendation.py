@@ -100,7 +100,7 @@ def recommend(models: Sequence[SizedModel], gpu_memory_bytes: int) -> Recommenda
 
 
 def size_class(parameters: int) -> SizeClass:
-    """The class of a model of so many parameters."""
+    """The class of a model with this number of parameters."""
     return next(each for each in CLASSES if parameters >= each.least_parameters)
 
 

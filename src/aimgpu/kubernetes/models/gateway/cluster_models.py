@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 MODEL_NAMESPACE = f"{GROUP}/model-namespace"  # label of a Lease
 _REFRESH_SECONDS = 1.0  # problems age, and starts take their time
-_NO_ROOM_SECONDS = 3.0  # a pod without a node for so long has no room: before, a share may just be given back
+_NO_ROOM_SECONDS = 3.0  # a pod without a node for this long has no room; before, a share may just be given back
 
 
 class ClusterModels:

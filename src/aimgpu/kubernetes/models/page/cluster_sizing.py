@@ -71,7 +71,7 @@ def snapshot_of(seen: Observation) -> Snapshot:
 
 
 def _running(seen: Observation) -> Iterator[tuple[str, Ask]]:
-    """What each instance that holds something would ask for again, where that is known."""
+    """What each instance that holds something would ask for again, if known."""
     wanted = {one.name: one for one in seen.deployments}
     for instance in seen.instances:
         if instance.grants and instance.deployment in wanted:

@@ -92,7 +92,7 @@ def _tenant(name: str, used: float, waited: float) -> TenantUse:
 
 
 def _samples(text: str) -> Iterator[_Sample]:
-    """What is no sample, or has no finite value, is passed over: an agent that is just ending answers anything."""
+    """Lines that are not samples, or without a finite value, are skipped: an agent that is ending may answer anything."""
     for line in text.split("\n"):
         match = _LINE.match(line)
         value = _finite(match[3]) if match is not None else None

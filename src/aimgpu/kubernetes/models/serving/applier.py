@@ -84,7 +84,7 @@ class StackApplier:
             )
 
     async def find_vendor(self) -> str | None:
-        """Of the cluster's GPUs, where they are all of one and are real; None: mixed, simulated, unknown or not ours to see."""
+        """The vendor of the cluster's GPUs. None: they are mixed, simulated, unknown or not readable."""
         try:
             slices, _ = await self._client.list(RESOURCE_SLICES, fields=f"spec.driver={DRIVER}")
         except ClusterFailed:

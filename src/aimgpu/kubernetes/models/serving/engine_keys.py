@@ -39,7 +39,7 @@ async def ensure_engine_keys(client: Client, namespace: str, models: Iterable[st
 
 
 def read_engine_keys(secret: Object) -> dict[str, str]:
-    """By model. The namespace may write what it likes: what is no key is left out."""
+    """By model. The namespace may write what it likes: what is not a key is left out."""
     found = {}
     for model, value in (secret.get("data") or {}).items():
         try:

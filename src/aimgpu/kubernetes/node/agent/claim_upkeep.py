@@ -1,4 +1,4 @@
-"""What becomes of claims beside the kubelet's calls: a lost ledger is rebuilt, statuses follow, what nobody has is released."""
+"""Claims between the kubelet's calls: a lost ledger is rebuilt, statuses are written, unused claims are released."""
 
 import asyncio
 import logging

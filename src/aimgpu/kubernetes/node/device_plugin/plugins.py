@@ -147,7 +147,7 @@ class DevicePlugins:
                 if plugin is None or user.namespace == KAI_RESERVATIONS or ids & known:
                     continue
                 replicas = [replica for replica in plugin.resource.replicas if replica.id in user.devices]
-                # Its CDI file, where it has one, is named after the first that it was given.
+                # Its CDI file, if it has one, is named after the first that it was given.
                 replicas.sort(key=lambda replica: not self.specs.exists(f"{TENANT_PREFIX}{replica.id}"))
                 facts = {"pod": f"{user.namespace}/{user.pod}", "resource": user.resource}
                 try:

@@ -140,7 +140,7 @@ def replicas_per_gpu(resources: Iterable[NodeResource], vendor: Vendor) -> int |
 def _rule(
     rules: Sequence[Replicated], base: str, device: Device, partition: Partition, counts: dict[str, int]
 ) -> Replicated | None:
-    """The first rule of this resource that covers the partition; a rule with a count covers the first so many."""
+    """The first rule of this resource that covers the partition; a rule with a count covers that many, the first ones."""
     names = {str(device.index), f"{device.index}:{partition.index}", device.id, partition.uuid}
     for number, rule in enumerate(rules):
         if rule.name != base:

@@ -148,7 +148,7 @@ class Preparation:
         return tuple(dict.fromkeys(prepared))  # several GPUs of one seat are one device to the kubelet
 
     def _choose(self, one: Allocated) -> tuple[Allocated, Candidate, str]:
-        """All memory of a device that can be had whole or in shares is the whole of it: there is no room for another."""
+        """A request for all memory of a device that is offered whole and in shares takes the whole device."""
         candidate, device_id = self._candidate(one)
         everything = one.memory_bytes == shared_memory_bytes(candidate.partition) and one.compute_ppm is None
         if everything and one.device == candidate.name:

@@ -7,7 +7,7 @@ from aimgpu.domain import Device
 from aimgpu.kubernetes.api.quantities import format_quantity
 from aimgpu.kubernetes.vocabulary import names
 
-SEATS_PER_NODE = 64  # pods with a part of a GPU; one slice holds so many devices
+SEATS_PER_NODE = 64  # pods with a part of a GPU; one slice holds this many devices
 _PREFIX = "kai-"
 
 

@@ -15,7 +15,7 @@ from aimgpu.kubernetes.cluster.operator.shares.workloads import Workload, gpu_sh
 from aimgpu.kubernetes.vocabulary.custom_resources import GPU_SHARES
 
 _MANAGER = "aimgpu-operator"
-_PATIENCE = dt.timedelta(seconds=5)  # what is placed within it is no reason to warn
+_PATIENCE = dt.timedelta(seconds=5)  # what is placed within it is not a reason to warn
 
 
 class ShareWriter:

@@ -266,7 +266,15 @@ STATUS = {
     "version": str,
     "pid": int,
     "deployments": [
-        {"name": str, "replicas": int, "aliases": [str], "default": bool, "adapters": [str], "command": Maybe(str)}
+        {
+            "name": str,
+            "replicas": int,
+            "aliases": [str],
+            "default": bool,
+            "adapters": [str],
+            "command": Maybe(str),
+            "residence": Maybe(str),
+        }
     ],
     "gpus": [_STATUS_GPU],
     "instances": [_INSTANCE],

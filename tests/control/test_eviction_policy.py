@@ -12,6 +12,7 @@ from aimgpu.control.plan.eviction import (
     choose_evictions,
     due_to_sleep,
     eviction_cost,
+    explain_residents,
     is_due_to_wake,
     may_be_evicted,
 )
@@ -55,6 +56,24 @@ def test_what_wakes_quickly_makes_way_sooner_after_it_was_loaded() -> None:
     assert not may_be_evicted(resident("a", wake_seconds=0.5, resident_seconds=4.0), LEAST)
     assert not may_be_evicted(resident("a", wake_seconds=100.0, resident_seconds=29.0), LEAST)
     assert may_be_evicted(resident("a", wake_seconds=100.0, resident_seconds=31.0), LEAST)
+
+
+def test_who_makes_room_first_is_explained() -> None:
+    residents = [
+        resident("busy", in_flight=2),
+        resident("kept", keep_seconds=None),
+        resident("often", expected_seconds=5.0),
+        resident("seldom", expected_seconds=500.0, freed_bytes=2),
+        resident("new", resident_seconds=0.0),
+    ]
+    assert explain_residents(residents, LEAST) == {
+        "busy": "awake: 2 in flight",
+        "kept": "awake: it is kept always",
+        "often": "awake: idle for 100 s, next request expected in 5.0 s, awake again in 10.0 s; number 3 of 3 to make room",
+        "seldom": "awake: idle for 100 s, next request expected in 500 s, awake again in 10.0 s; number 1 of 3 to make room",
+        "new": "awake: idle for 100 s, no request seen yet, awake again in 10.0 s; number 2 of 3 to make room,"
+        " but it was loaded just now",
+    }
 
 
 @pytest.mark.parametrize(

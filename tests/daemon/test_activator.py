@@ -91,6 +91,9 @@ def test_who_is_due_is_woken_ahead_once_and_only_into_free_room(controller: Cont
     activator.close()  # returns when what it began has ended
     assert state_of(controller, "regular") is InstanceState.SLEEPING, "idle as the other is, it keeps its room"
     assert state_of(controller, "large") is InstanceState.READY
+    said = activator.explain()
+    assert said["regular"].startswith("asleep and stopped: next request expected in 5.0 s, awake in ")
+    assert said["large"].startswith("awake: idle for 0.0 s, no request seen yet, awake again in ")
     controller.sleep("large")
     again = make(controller, activity, now=clock)
     again.tick()

@@ -13,13 +13,14 @@ from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import no_requests
 from aimgpu.control.effects import REAL
 from aimgpu.control.events import Emit
-from aimgpu.control.plan.eviction import Resident, due_to_sleep, is_due_to_wake
+from aimgpu.control.plan.eviction import Resident, describe_next, due_to_sleep, explain_residents, is_due_to_wake
 from aimgpu.control.waiting import PlanningTurn
 from aimgpu.domain import Deployment, Instance, InstanceState
 from aimgpu.errors import AimGpuError
 from aimgpu.gateway.routes import Arrival
 from aimgpu.gateway.slo_monitor import ModelActivity
 from aimgpu.gateway.wake_requests import WakeRequest, WakeRequests
+from aimgpu.placement.residency import format_seconds
 from aimgpu.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -169,6 +170,20 @@ class Activator:
                 for name, attempt in self._attempts.items()
                 if attempt.refused and attempt.problem and attempt.retry_at >= shown_from
             }
+
+    def explain(self) -> dict[str, str]:
+        """Why each model is awake or asleep, for people."""
+        activity = self._read_activity()
+        found = explain_residents(self.residents(activity), self._usage.least_residency_seconds)
+        for one in self._controller.instances():
+            if one.state is InstanceState.SLEEPING and one.deployment not in found:
+                seconds = self._expect(one.deployment, [one], in_place=one.sleeps_in_place)
+                held = format_bytes(sum(grant.memory_bytes for grant in one.grants), up=True)
+                where = f"in place, it holds {held}" if one.sleeps_in_place else "and stopped"
+                back = f", awake in {format_seconds(seconds)}" if seconds is not None else ""
+                expected = activity.get(one.deployment, ModelActivity()).expected_seconds
+                found[one.deployment] = f"asleep {where}: {describe_next(expected)}{back}"
+        return found
 
     def serve_requests(self) -> None:
         """Begin to wake what callers wait for and whose time has come; returns without waiting for it."""

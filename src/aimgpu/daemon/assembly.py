@@ -227,7 +227,9 @@ class _Daemon:
                 read_scores=partial(monitor.report, windows=1, every_class=False),
                 authority=authority,
             ),
-            self._make_api(StatusSources.of(controller, dependencies, activator.waiting_for_room), ledger, routes, token),
+            self._make_api(
+                StatusSources.of(controller, dependencies, activator.waiting_for_room, activator.explain), ledger, routes, token
+            ),
         )
         access = Admission(keys=self._keys.table, authority=authority, hosts=_read_hosts())
         gateway.fallback = Router(page, exporter, access, self._read_for_metrics, reconciled.is_set)

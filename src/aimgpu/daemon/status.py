@@ -44,10 +44,15 @@ class StatusSources:
     runs: Path
     corrupt_ledger: Path | None = None  # kept aside at this start
     read_blocked: Callable[[], Mapping[str, str]] = dict  # sleeping models that find no room, with the reason
+    explain_residence: Callable[[], Mapping[str, str]] = dict  # why models are awake or asleep
 
     @classmethod
     def of(
-        cls, controller: Controller, dependencies: Dependencies, read_blocked: Callable[[], Mapping[str, str]] = dict
+        cls,
+        controller: Controller,
+        dependencies: Dependencies,
+        read_blocked: Callable[[], Mapping[str, str]] = dict,
+        explain_residence: Callable[[], Mapping[str, str]] = dict,
     ) -> "StatusSources":
         """Those of a daemon."""
         return cls(
@@ -57,6 +62,7 @@ class StatusSources:
             runs=dependencies.runs,
             corrupt_ledger=dependencies.ledger.set_aside,
             read_blocked=read_blocked,
+            explain_residence=explain_residence,
         )
 
 
@@ -66,7 +72,7 @@ def describe_status(sources: StatusSources, addresses: Addresses) -> dict[str, A
     states = sorted((state for _, state in controller.snapshot().devices()), key=lambda state: state.device.index)
     devices = tuple(state.device for state in states)
     usage = {item.device_id: item for item in sources.hardware.read_usage()}
-    blocked = sources.read_blocked()
+    blocked, residence = sources.read_blocked(), sources.explain_residence()
     instances = [
         replace(one, reason=blocked.get(one.deployment, one.reason)) if one.state is InstanceState.SLEEPING else one
         for one in controller.instances()
@@ -84,6 +90,7 @@ def describe_status(sources: StatusSources, addresses: Addresses) -> dict[str, A
                 "default": item.default,
                 "adapters": [each.name for each in item.overrides.adapters],
                 "command": shlex.join(item.overrides.program.argv) if item.overrides.program else None,
+                "residence": residence.get(item.name),
             }
             for item in controller.deployments()
         ],

@@ -283,13 +283,17 @@ class _Board:
             return f"{here}: {self._put_off[model.name]}"
         if self.after[model.name] is Residence.AWAKE:
             return f"{here}: {_why_awake(model)}"
-        return f"{here}: next request expected in {_seconds(model.expected_seconds)}, back in {_seconds(_back(model))}"
+        return (
+            f"{here}: next request expected in {format_seconds(model.expected_seconds)}, back in {format_seconds(_back(model))}"
+        )
 
 
 def _sleep_the_idle(board: _Board) -> None:
     for model in board.awake_idle():
         if model.keep_seconds is not None and model.idle_seconds >= model.keep_seconds:
-            board.move(model, board.residence_asleep(model), f"idle for {_seconds(model.idle_seconds)}, as long as it is kept")
+            board.move(
+                model, board.residence_asleep(model), f"idle for {format_seconds(model.idle_seconds)}, as long as it is kept"
+            )
 
 
 def _relieve_the_host(board: _Board) -> None:
@@ -337,7 +341,7 @@ def _wake_ahead(board: _Board) -> None:
         if sum(cost for _, _, cost in victims) > _WORTH_SWAPPING * model.loss(model.seconds_from(model.residence)):
             continue
         _clear(board, victims, f"makes room for {model.name}, which is due sooner")
-        board.move(model, Residence.AWAKE, f"ahead: next request expected in {_seconds(model.expected_seconds)}")
+        board.move(model, Residence.AWAKE, f"ahead: next request expected in {format_seconds(model.expected_seconds)}")
         return
 
 
@@ -419,7 +423,7 @@ def _clear(board: _Board, victims: Clearing, because: str) -> None:
     for model, to, _ in victims:
         # Host memory that the one before took is no longer there for this one.
         now = board.residence_asleep(model) if to in (Residence.WEIGHTS, Residence.EMPTY) and _is_awake(board, model) else to
-        board.move(model, now, f"{because}; its own next request is expected in {_seconds(model.expected_seconds)}")
+        board.move(model, now, f"{because}; its own next request is expected in {format_seconds(model.expected_seconds)}")
 
 
 def _is_awake(board: _Board, model: ModelUse) -> bool:
@@ -461,14 +465,15 @@ def _why_awake(model: ModelUse) -> str:
         return f"{model.in_flight} in flight"
     if model.keep_seconds is None:
         return "kept always"
-    return f"idle for {_seconds(model.idle_seconds)}, next request expected in {_seconds(model.expected_seconds)}"
+    return f"idle for {format_seconds(model.idle_seconds)}, next request expected in {format_seconds(model.expected_seconds)}"
 
 
 def _back(model: ModelUse) -> float:
     return model.seconds_from(model.residence)
 
 
-def _seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
+    """For people."""
     if value == inf:
         return "no time known"
     return f"{value:.1f} s" if value < 100 else f"{value:.0f} s"  # noqa: PLR2004

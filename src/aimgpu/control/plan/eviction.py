@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from aimgpu.domain import Priority
-from aimgpu.placement.residency import WEIGHT, expected_loss
+from aimgpu.placement.residency import WEIGHT, expected_loss, format_seconds
+from aimgpu.qos.arrivals import UNKNOWN_GAP_SECONDS
 
 _AT_RISK_WEIGHT = 4.0  # its objective is being missed already
 _STAY_WAKES = 10.0  # so often the seconds of its wake: swapping takes a small part of the time, also where nothing is idle
@@ -74,6 +76,32 @@ def eviction_cost(resident: Resident) -> float:
     )
     risk = _AT_RISK_WEIGHT if resident.at_risk else 1.0
     return loss * WEIGHT[resident.priority] * risk / resident.freed_bytes
+
+
+def explain_residents(residents: Sequence[Resident], least_residency_seconds: float) -> dict[str, str]:
+    """Why each is awake, and how soon it would make room for another; by name."""
+    free = sorted((one for one in residents if one.keep_seconds is not None and not one.in_flight), key=eviction_cost)
+    found = {}
+    for one in residents:
+        if one.keep_seconds is None:
+            found[one.name] = "awake: it is kept always"
+        elif one.in_flight:
+            found[one.name] = f"awake: {one.in_flight} in flight"
+        else:
+            found[one.name] = (
+                f"awake: idle for {format_seconds(one.idle_seconds)}, {describe_next(one.expected_seconds)},"
+                f" awake again in {format_seconds(one.wake_seconds)}; number {free.index(one) + 1} of {len(free)} to make room"
+            )
+            if not may_be_evicted(one, least_residency_seconds):
+                found[one.name] += ", but it was loaded just now"
+    return found
+
+
+def describe_next(expected_seconds: float) -> str:
+    """The next request, for people."""
+    if expected_seconds in (UNKNOWN_GAP_SECONDS, inf):
+        return "no request seen yet"
+    return f"next request expected in {format_seconds(expected_seconds)}"
 
 
 def choose_evictions(

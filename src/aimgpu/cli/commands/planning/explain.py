@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from aimgpu.cli.client import connect
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.plan_options import limit_options
 from aimgpu.cli.running_models import complete_running
@@ -12,6 +13,7 @@ from aimgpu.cli.stack_source import read_source
 from aimgpu.cli.views.plan import explanation_json, print_explanation, print_notes
 from aimgpu.cli.what_if import SizedAsk, World, file_option, read_world, size_asks, without_running, world_options
 from aimgpu.errors import UnknownDeployment, suggest_nearest
+from aimgpu.home import find_home
 from aimgpu.placement import Snapshot
 from aimgpu.placement.explain import Explanation, explain, explain_planned
 from aimgpu.placement.preemption.eviction_sets import Limits
@@ -24,21 +26,26 @@ from aimgpu.placement.preemption.planner import ask_again, plan_all
         "aimgpu explain chat",
         "aimgpu explain chat -f stack.yaml --gpu MI300X",
         "aimgpu explain chat --snapshot s.json --json",
+        "aimgpu explain chat --memory    # why it is awake or asleep",
     ),
 )
 @click.argument("name", shell_complete=complete_running)
 @file_option
 @world_options
 @limit_options
+@click.option("--memory", is_flag=True, help="Why it is awake or asleep now, instead.")
 @json_option
 def explain_command(
-    *, name: str, path: Path, saved: Path | None, gpu: str | None, count: int, limits: Limits, as_json: bool
+    *, name: str, path: Path, saved: Path | None, gpu: str | None, count: int, limits: Limits, memory: bool, as_json: bool
 ) -> None:
     """Why NAME, a model that runs or one of the stack file, goes where it goes: what every GPU offers or lacks.
 
     One that runs is judged as if it were to be placed again, now. One of the stack is judged as in `aimgpu plan`: beside all
     others of the stack, and with the same changes made first.
     """
+    if memory:
+        _explain_residence(name, as_json=as_json)
+        return
     stack = read_source(path).stack if _is_there(path) else None
     world = read_world(saved, gpu, count, stack)
     answers = [*_running(world.snapshot, name)]
@@ -54,6 +61,17 @@ def explain_command(
     print_notes([each for each, _ in answers], world)
     for each, answer in answers:
         print_explanation(each, answer, world.snapshot)
+
+
+def _explain_residence(name: str, *, as_json: bool) -> None:
+    found = {one["name"]: one["residence"] for one in connect(find_home()).read_status()["deployments"]}
+    if name not in found:
+        hint = f"{suggest_nearest([name], [*found])}Running: {', '.join(sorted(found)) or 'none'}."
+        raise UnknownDeployment(f"{name!r} does not run", hint=hint)
+    if as_json:
+        print_json({"name": name, "residence": found[name]})
+    else:
+        click.echo(f"{name} is {found[name] or 'neither awake nor asleep'}")
 
 
 def _is_there(path: Path) -> bool:

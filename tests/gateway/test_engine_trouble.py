@@ -89,6 +89,7 @@ class QuietUpstream:
     heard: float = 0.0
     asked: list[bytes] = field(default_factory=list)
     gone: bool = False
+    waiting: int = 0  # questions without an answer
     answers: asyncio.Event = field(default_factory=asyncio.Event)
     given: list[Answer] = field(default_factory=list)
 
@@ -96,7 +97,11 @@ class QuietUpstream:
         self.asked.append(body)
         if self.gone:
             raise EngineDisconnected("gone")
-        await self.answers.wait()
+        self.waiting += 1
+        try:
+            await self.answers.wait()
+        finally:
+            self.waiting -= 1
         self.given.append(Answer())
         return self.given[-1]
 
@@ -171,6 +176,24 @@ def test_the_answer_to_the_question_itself_is_not_waited_for(monkeypatch: pytest
         watch.upstream.answers.set()
         await watch.look(2.0)
         assert [answer.cancelled for answer in watch.upstream.given] == [True]
+        watch.stuck.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("end", ["heard", "reported", "closed"])
+def test_a_question_without_an_answer_ends_with_the_watch(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    async def main() -> None:
+        watch = Watch(monkeypatch)
+        watch.stuck.abandoned(watch.backend, "chat")
+        await watch.look(2.0)
+        assert watch.upstream.waiting == 1
+        if end == "heard":
+            watch.upstream.heard = watch.now
+        if end == "closed":
+            watch.stuck.close()
+        await watch.look(100.0)
+        assert watch.upstream.waiting == 0
         watch.stuck.close()
 
     asyncio.run(main())

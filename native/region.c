@@ -198,10 +198,55 @@ static void after_fork(void)
     aim_gate_after_fork();
 }
 
-/* AIMGPU_REGION: paths, one per granted device, separated by ':', or "later". AIMGPU_TENANT: the name of the tenant in them. */
+/* The variables that a process began with, each with its 0; NULL: they cannot be read. */
+static char *first_environment(const char *path)
+{
+    size_t room = 0, length = 0;
+    ssize_t count = -1;
+    char *text = NULL;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    do {
+        room += 1 << 16;
+        char *larger = file < 0 ? NULL : realloc(text, room + 1);
+        if (larger == NULL)
+            break;
+        text = larger;
+        while (length < room && (count = read(file, text + length, room - length)) > 0)
+            length += (size_t)count;
+    } while (count > 0);
+    if (file >= 0)
+        close(file);
+    if (text != NULL)
+        memset(text + length, 0, room + 1 - length);
+    return text;
+}
+
+/* Without `block` in this process's environment as it is now. */
+static const char *variable(const char *block, const char *name)
+{
+    size_t length = strlen(name);
+    if (block == NULL)
+        return getenv(name);
+    for (; *block != 0; block += strlen(block) + 1)
+        if (strncmp(block, name, length) == 0 && block[length] == '=')
+            return block + length + 1;
+    return NULL;
+}
+
+/* AIMGPU_REGION: paths, one per granted device, separated by ':', or "later". AIMGPU_TENANT: the name of the tenant in them.
+ * Before the C library is initialised, and after a constructor has emptied the environment, they are those that the process began
+ * with. A child with an empty environment that /etc/ld.so.preload holds gets those of the container's first process. */
 static int open_regions(void)
 {
-    const char *regions = getenv("AIMGPU_REGION"), *tenant = getenv("AIMGPU_TENANT"), *fail = getenv("AIMGPU_FAIL");
+    static const char *const places[] = {"/proc/self/environ", "/proc/1/environ"};
+    char *block = NULL;
+    const char *regions = getenv("AIMGPU_REGION");
+    for (unsigned i = 0; regions == NULL && i < sizeof places / sizeof *places; i++) {
+        free(block);
+        block = first_environment(places[i]);
+        regions = block == NULL ? NULL : variable(block, "AIMGPU_REGION");
+    }
+    const char *tenant = variable(block, "AIMGPU_TENANT"), *fail = variable(block, "AIMGPU_FAIL");
     if (regions == NULL || *regions == 0)
         return OFF;
     if (strcmp(regions, "later") == 0)

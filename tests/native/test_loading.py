@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.native.conftest import Puppet
 
+from aimgpu.isolation.building import find_loader
 from aimgpu.isolation.region import Region, TenantLimits
 from aimgpu.units import GIB, MIB
 
@@ -273,8 +274,12 @@ def test_a_program_that_closes_every_descriptor_is_alive(rig: Any, how: str) -> 
 EARLY = """
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 int cuMemAlloc_v2(uint64_t *pointer, size_t bytes);
 int codes[4];
+#ifdef EMPTIES
+__attribute__((constructor(101))) static void empty(void) { clearenv(); }
+#endif
 __attribute__((constructor)) static void early(void)
 {
     uint64_t pointer;
@@ -282,21 +287,62 @@ __attribute__((constructor)) static void early(void)
         codes[i] = cuMemAlloc_v2(&pointer, 400u << 20);
 }
 """
+SAYS_CODES = """
+#include <stdint.h>
+#include <stdio.h>
+int cuMemAlloc_v2(uint64_t *pointer, size_t bytes);
+extern int codes[4];
+#ifdef PREINIT
+int codes[4];
+static void early(void)
+{
+    uint64_t pointer;
+    for (int i = 0; i < 4; i++)
+        codes[i] = cuMemAlloc_v2(&pointer, 400u << 20);
+}
+__attribute__((section(".preinit_array"), used)) static void (*const first)(void) = early;
+#endif
+int main(void)
+{
+    uint64_t pointer;
+    for (int i = 0; i < 4; i++)
+        printf("%d ", codes[i]);
+    return printf("%d", cuMemAlloc_v2(&pointer, 400u << 20)) < 0;
+}
+"""
+EARLY_KINDS = {
+    "a constructor": (),
+    "a constructor that empties the environment": ("-DEMPTIES",),
+    "before the C library has the environment": ("-Wl,-z,initfirst",),
+    "before all constructors": ("-DPREINIT",),
+}
 
 
-def test_what_a_library_allocates_before_the_program_begins_is_charged(rig: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", EARLY_KINDS)
+def test_what_is_allocated_before_the_program_begins_is_charged(rig: Any, tmp_path: Path, kind: str) -> None:
     """Linked libraries are initialised before preloaded ones; objects of C++ allocate in their constructors."""
     rig.admit(cap_bytes=1 * GIB)
-    source, library = tmp_path / "early.c", rig.tools.folder / "libearly.so"
-    source.write_text(EARLY)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, str(rig.tools.folder / "libcuda.so.1")], check=True)
-    main = (
-        "#include <stdio.h>\nextern int codes[4];\n"
-        'int main(void) { return printf("%d %d %d %d", codes[0], codes[1], codes[2], codes[3]) < 0; }'
+    driver, library, program = rig.tools.folder / "libcuda.so.1", tmp_path / "libearly.so", tmp_path / "program"
+    for name, text in (("early.c", EARLY), ("program.c", SAYS_CODES)):
+        (tmp_path / name).write_text(text)
+    flags = EARLY_KINDS[kind]
+    subprocess.run(["cc", "-shared", "-fPIC", *flags, "-o", library, tmp_path / "early.c", driver], check=True)
+    linked = [driver] if kind == "before all constructors" else [library, driver, f"-Wl,-rpath,{tmp_path}"]
+    subprocess.run(["cc", *flags, "-o", program, tmp_path / "program.c", *linked], check=True)
+    assert rig.run(program).split() == ["0", "0", "2", "2", "2"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_a_child_with_an_empty_environment_is_held_as_the_first_process_of_its_container(rig: Any) -> None:
+    """There /etc/ld.so.preload has every program load the library."""
+    rig.admit(cap_bytes=512 << 20)
+    program = rig.tools.program("closes", link=("libcuda.so.1",), source=CLOSES)
+    child = f"env -i {find_loader()} --preload {rig.tools.interposer} {program}"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", f"{child}; true"]
+    done = subprocess.run(
+        command, env=rig.environment(LD_PRELOAD=""), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
     )
-    program = rig.tools.program("begins_early", link=("libearly.so", "libcuda.so.1"), source=main)
-    assert rig.run(program).split() == ["0", "0", "2", "2"]
-    assert rig.driver.peak == 800 * MIB
+    assert done.stdout == "2\n", done.stderr
 
 
 def test_a_function_that_is_looked_up_by_its_version_is_held(rig: Any, tmp_path: Path) -> None:

@@ -89,5 +89,5 @@ def test_bytes_that_are_no_text_are_sent_as_text(server: CannedServer, capsys: p
 def test_a_stream_of_something_else_is_an_error(server: CannedServer) -> None:
     server.body = b"data: soon\n\n"
     gateway = GatewayClient(f"http://127.0.0.1:{server.server_port}", None)
-    with pytest.raises(AimGpuError, match="no JSON object"):
+    with pytest.raises(AimGpuError, match="not a JSON object"):
         list(gateway.stream({"model": "chat"}))

@@ -43,9 +43,9 @@ def test_every_call_sends_the_token_of_its_home(daemon: CannedDaemon, home: Home
 def test_an_answer_of_another_program_is_an_error_that_says_so(daemon: CannedDaemon, home: Home, name: str) -> None:
     route, call = EVERY[name]
     for answer, words in (
-        (Answer(b"<html>It works!</html>"), "no JSON"),
-        (Answer(b"[1, 2]"), "no JSON object"),
-        (Answer(b"5"), "no JSON object"),
+        (Answer(b"<html>It works!</html>"), "not JSON"),
+        (Answer(b"[1, 2]"), "not a JSON object"),
+        (Answer(b"5"), "not a JSON object"),
         (Answer(b"<html>no</html>", 404), "answered 404"),
         (Answer(b"", 500), "answered 500"),
         (Answer(b"{}", 502), "answered 502"),

@@ -144,7 +144,7 @@ def test_a_llama_server_that_is_named_and_missing_is_reported_without_a_gpu_too(
     monkeypatch.setattr("aimgpu.wiring.has_gpu", lambda: False)
     monkeypatch.setenv("AIMGPU_LLAMA_SERVER", str(tmp_path / "none"))
     run_command(["doctor", "--port", "0"])
-    assert f"AIMGPU_LLAMA_SERVER names {tmp_path}/none, which is no program" in capsys.readouterr().out
+    assert f"AIMGPU_LLAMA_SERVER names {tmp_path}/none, which is not a program" in capsys.readouterr().out
     monkeypatch.setenv("AIMGPU_LLAMA_SERVER", "/bin/sh")
     run_command(["doctor", "--port", "0"])
     assert "AIMGPU_LLAMA_SERVER" not in capsys.readouterr().out

@@ -154,7 +154,7 @@ def test_a_refused_layout_change_brings_everything_back(tmp_path: Path) -> None:
 
 def test_unknown_devices_and_layouts_are_named_with_the_known_ones(tmp_path: Path) -> None:
     controller = boot(Machine(root=tmp_path))
-    with pytest.raises(UnknownDevice, match="no device 'gpu7'") as device_error:
+    with pytest.raises(UnknownDevice, match="there is no GPU 'gpu7'") as device_error:
         controller.change_layout("gpu7", "CPX/NPS1")
     assert "sim-mi300x-0" in (device_error.value.hint or "")
     with pytest.raises(UnknownLayout) as layout_error:

@@ -77,7 +77,7 @@ def test_a_container_is_made_below_the_group(tmp_path: Path, folder: Path) -> No
         assert container.body["HostConfig"]["CgroupParent"] == "/aimgpu/chat-0"
         assert groups.holds(folder / "aimgpu" / "chat-0", process.pid)
         launcher.stop(process, grace_seconds=5)
-    with pytest.raises(EngineFailed, match="is no control group"):
+    with pytest.raises(EngineFailed, match="is not a control group"):
         groups.path_from_root(tmp_path / "elsewhere")
 
 

@@ -218,8 +218,8 @@ def test_a_program_that_was_named_is_used_or_nothing_is(
     assert find_program() == Program(path=str(named), build=11549)
     monkeypatch.setenv("AIMGPU_LLAMA_SERVER", "/nowhere/llama-server")
     found = engine.availability()
-    assert (found.available, found.reason) == (False, "AIMGPU_LLAMA_SERVER names /nowhere/llama-server, which is no program")
-    with pytest.raises(EngineUnavailable, match="which is no program"):
+    assert (found.available, found.reason) == (False, "AIMGPU_LLAMA_SERVER names /nowhere/llama-server, which is not a program")
+    with pytest.raises(EngineUnavailable, match="which is not a program"):
         engine.command(make_request(model_path=tmp_path / "m.gguf", environment=GPU))
 
 

@@ -102,7 +102,7 @@ def test_apply_verify_doctor_and_undo_with_our_plugin(
     cluster.delete("pod", "--all", namespace=namespace)
 
     cluster.kubectl("label", "node", NODE, "--overwrite", "aim.amd.com/device-plugin.config=share9")
-    assert "is no key of the ConfigMap" in problems(timeslicing("doctor", *OURS, status=1))["node label"]
+    assert "is not a key of the ConfigMap" in problems(timeslicing("doctor", *OURS, status=1))["node label"]
     cluster.kubectl("label", "node", NODE, "--overwrite", "aim.amd.com/device-plugin.config=share4")
 
     undone = timeslicing("apply", *OURS, "--undo")  # of the change to two

@@ -182,7 +182,7 @@ def test_a_cluster_that_is_set_up_has_no_problem_and_is_warned_that_nothing_isol
         ("old text", "allocatable", "advertises 2 nvidia.com/gpu, expected 8"),
         ("bad text", "configmap", "key share4"),
         ("no config", "configmap", "there is no configmap"),
-        ("other key", "node label", "share9 is no key"),
+        ("other key", "node label", "share9 is not a key"),
         ("no label", "node label", "has no label"),
         ("other policy", "clusterpolicy", "names configmap mine"),
         ("pending", "pending pods", "team/wants is pending: 0/1 nodes: Insufficient nvidia.com/gpu"),
@@ -336,7 +336,7 @@ def test_a_default_that_is_no_key_is_found_and_put_right(commands: Commands) -> 
     commands.api.put(POLICIES, {"metadata": {"name": "cluster-policy"}, "spec": policy})
     commands.api.put(CONFIG.rpartition("/")[0], {"metadata": {"name": NVIDIA.config_map}, "data": {"four": FOUR}})
     text = problems(commands.run("doctor", status=1))["clusterpolicy"]
-    assert "the default time-slicing-config, which is no key of the ConfigMap" in text
+    assert "the default time-slicing-config, which is not a key of the ConfigMap" in text
     commands.run("apply", "--replicas", "4", "--yes")
     spec = (commands.api.find(f"{POLICIES}/cluster-policy") or {})["spec"]
     config = (commands.api.find(CONFIG) or {})["data"]

@@ -42,14 +42,14 @@ def _index(*names: str) -> dict[str, bytes]:
 def test_a_pipe_in_the_place_of_weights_is_refused_at_once(tmp_path: Path) -> None:
     folder = _folder(tmp_path, {})
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(InvalidModelFile, match="is no file"):
+    with pytest.raises(InvalidModelFile, match="is not a file"):
         find_model_facts(folder)
 
 
 def test_a_pipe_in_the_place_of_a_part_of_a_gguf_is_refused_at_once(tmp_path: Path, tiny_gguf: bytes) -> None:
     (tmp_path / "m-00001-of-00002.gguf").write_bytes(tiny_gguf)
     os.mkfifo(tmp_path / "m-00002-of-00002.gguf")
-    with pytest.raises(InvalidModelFile, match="is no file"):
+    with pytest.raises(InvalidModelFile, match="is not a file"):
         find_model_facts(str(tmp_path / "m-00001-of-00002.gguf"))
 
 
@@ -151,7 +151,7 @@ def test_a_tensor_that_is_listed_twice_is_not_lost_from_the_sum() -> None:
 @pytest.mark.parametrize("name", ["a\0b.safetensors", "\ud800.safetensors", "a\nb.safetensors"])
 def test_an_index_with_names_that_no_file_has_is_refused(tmp_path: Path, name: str) -> None:
     folder = _folder(tmp_path, _index(name))
-    with pytest.raises(InvalidModelFile, match=r"does not lie beside it|is no index"):
+    with pytest.raises(InvalidModelFile, match=r"does not lie beside it|is not an index"):
         find_model_facts(folder)
 
 

@@ -70,12 +70,12 @@ def test_a_damaged_file_is_named(home: Path, capsys: pytest.CaptureFixture[str])
 
 def test_a_cell_that_no_csv_reader_takes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m.csv").write_text("id,parameters\n" + "x" * 200_000 + ",7B\n")
-    assert "is no CSV" in _refused(capsys, "catalogue", "import", str(tmp_path / "m.csv"))
+    assert "is not CSV" in _refused(capsys, "catalogue", "import", str(tmp_path / "m.csv"))
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "m.csv")
-    assert "is no file" in _refused(capsys, "catalogue", "import", str(tmp_path / "m.csv"))
+    assert "is not a file" in _refused(capsys, "catalogue", "import", str(tmp_path / "m.csv"))
 
 
 def test_commands_at_once_lose_no_model(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def _parse(line: bytes) -> dict[str, Any]:
     try:
         value = loads(line)
     except JSONDecodeError as error:
-        raise AimGpuError(f"the daemon answered what is no JSON: {line[:80]!r}") from error
+        raise AimGpuError(f"the daemon answered something that is not JSON: {line[:80]!r}") from error
     if not isinstance(value, dict):
-        raise AimGpuError(f"the daemon answered what is no JSON object: {line[:80]!r}")
+        raise AimGpuError(f"the daemon answered something that is not a JSON object: {line[:80]!r}")
     return value

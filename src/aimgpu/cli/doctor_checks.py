@@ -114,7 +114,7 @@ def find_named_program(environment: Mapping[str, str]) -> Iterator[Check]:
     named = environment.get(LLAMA_SERVER)
     if named and shutil.which(named) is None:
         action = "Correct or unset it; without a GPU no llama-server is needed."
-        yield _note("engine", f"{LLAMA_SERVER} names {named}, which is no program", action)
+        yield _note("engine", f"{LLAMA_SERVER} names {named}, which is not a program", action)
 
 
 def find_port(host: str, port: int, home: Home) -> Check:

@@ -40,7 +40,7 @@ class GatewayClient:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._address = _parse_url(self.url)
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise InvalidInput("an API key has no line breaks and no letters beyond ASCII", hint=_KEY_HINT)
+            raise InvalidInput("an API key is one line of ASCII text", hint=_KEY_HINT)
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
     def choose_model(self, named: str | None) -> str:
@@ -138,7 +138,7 @@ def _read_object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise AimGpuError("it answered with something that is no JSON object", hint=_ENDPOINT_HINT)
+        raise AimGpuError("it answered with something that is not a JSON object", hint=_ENDPOINT_HINT)
     return found
 
 

@@ -142,7 +142,7 @@ class _Api:
         ):
             raise InvalidInput("environment is {NAME: text}")
         if not isinstance(wait_seconds, int | float) or not 0 <= wait_seconds <= _LONGEST_WAIT_SECONDS:
-            raise InvalidInput(f"wait_seconds is no number from 0 to {_LONGEST_WAIT_SECONDS}")
+            raise InvalidInput(f"wait_seconds is not a number from 0 to {_LONGEST_WAIT_SECONDS}")
         asker = decode(ProcessIdentity, body.get("asker"), "asker")
         stack = parse_stack(text, source="exec", base_directory=Path(base))
         self._parts.check_gpus(stack)
@@ -270,7 +270,7 @@ def _event_stream(work: Callable[[Callable[[Event], None]], object]) -> Streamin
 
 def _whole(text: str, name: str, most: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > len(str(most)) or int(text) > most:
-        raise InvalidInput(f"{name}={text[:20]!r} is no whole number up to {most}")
+        raise InvalidInput(f"{name}={text[:20]!r} is not a whole number up to {most}")
     return int(text)
 
 

@@ -33,7 +33,7 @@ def may_reveal(answer: bytes) -> bool:
 
 
 def hide_cache_use(answer: bytes) -> bytes:
-    """A whole JSON answer without what it says about the cache; what is no JSON is left as it is."""
+    """A whole JSON answer without what it says about the cache; what is not JSON is left as it is."""
     try:
         parsed = orjson.loads(answer)
     except orjson.JSONDecodeError:

@@ -459,7 +459,7 @@ class Gateway:
         if model is None and not name:
             raise InvalidRequest("'model' must name a model.", hint="GET /v1/models lists them.", param="model")
         if model is None and len(name) > LONGEST_NAME:
-            raise ModelNotFound("There is no model of so long a name here.", hint="GET /v1/models lists them.")
+            raise ModelNotFound("There is no model here with a name of this length.", hint="GET /v1/models lists them.")
         if model is None and not self._routes.list():  # in the first moments of `aimgpu up`
             hint = "Ask again in a moment, or start some with `aimgpu up`."
             raise ModelNotReady("No model is served here yet.", hint=hint, retry_after_seconds=_RETRY_SECONDS)

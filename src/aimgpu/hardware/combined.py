@@ -42,4 +42,4 @@ class CombinedHardware:
             if any(device.id == device_id for device in backend.read_devices()):
                 return backend
         known = ", ".join(device.id for device in self.read_devices()) or "none"
-        raise UnknownDevice(f"no device {device_id!r}", hint=f"GPUs here: {known}.")
+        raise UnknownDevice(f"there is no GPU {device_id!r}", hint=f"GPUs here: {known}.")

@@ -239,10 +239,10 @@ def _opened_folder(path: Path, *, owners: frozenset[int], above: int | None = No
         opened = os.open(path if above is None else path.name, flags, dir_fd=above)
     except OSError as error:
         why = "is a link" if path.is_symlink() else f"cannot be opened as a folder ({error.strerror})"
-        raise RegionUnusable(f"{path} {why}", hint="Have it removed.") from error
+        raise RegionUnusable(f"{path} {why}", hint="Ask an administrator to delete it.") from error
     try:
         if os.fstat(opened).st_uid not in owners:
-            raise RegionUnusable(f"{path} belongs to another user", hint="Have it removed.")
+            raise RegionUnusable(f"{path} belongs to another user", hint="Ask an administrator to delete it.")
         yield opened
     finally:
         os.close(opened)

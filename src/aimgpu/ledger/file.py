@@ -117,7 +117,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
     if schema not in (0, SCHEMA):
         raise OtherLedgerSchema(
             f"another build of aimgpu wrote {path} (schema {schema}; this build reads {SCHEMA})",
-            hint="`aimgpu down` stops what that build left running and sets the ledger aside. `aimgpu up` then starts anew.",
+            hint="`aimgpu down` stops what that build left running and sets the ledger aside. `aimgpu up` makes a new one.",
         )
     missing = [name for name in TABLES if name not in there] if schema else []
     if missing:

@@ -310,7 +310,7 @@ def _csv_rows(reader: Iterable[list[str]]) -> Iterator[list[str]]:
     try:
         yield from reader
     except csv.Error as error:
-        raise InvalidInput(f"the catalogue file is no CSV: {error}", hint="Give a CSV file with one model a line.") from error
+        raise InvalidInput(f"the catalogue file is not CSV: {error}", hint="Give a CSV file with one model a line.") from error
 
 
 def _check_cells(cells: Mapping[str, str]) -> None:

@@ -107,7 +107,7 @@ def to_json(measurements: Iterable[Measurement]) -> list[dict[str, object]]:
 def from_json(rows: object) -> tuple[Measurement, ...]:
     """Rows that were written by `to_json`; a row of another shape is refused."""
     if not isinstance(rows, list):
-        raise InvalidInput("the measurements are no list", hint="Remove the file; estimates go on without it.")
+        raise InvalidInput("the measurements are not a list", hint="Remove the file; estimates go on without it.")
     return tuple(_measurement(row) for row in rows)
 
 

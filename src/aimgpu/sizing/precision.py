@@ -101,7 +101,7 @@ def find_kv_type(name: str, engine: str) -> str:
     wanted = name.strip().lower()
     wanted = _ALIASES.get(wanted, wanted)
     if wanted not in KV_TYPES:
-        raise InvalidInput(f"{name!r} is no KV cache type", hint=f"Known: {', '.join(KV_TYPES)}.")
+        raise InvalidInput(f"{name!r} is not a KV cache type", hint=f"Known: {', '.join(KV_TYPES)}.")
     known = _KV_TYPES_OF.get(engine, tuple(KV_TYPES))
     if wanted not in known:
         raise InvalidInput(f"{engine} keeps no KV cache in {wanted}", hint=f"It knows {', '.join(known)}.")

@@ -107,4 +107,4 @@ class SizingRequest:
 
 def _check(what: str, value: int | None, most: int) -> None:
     if value is not None and not 1 <= value <= most:
-        raise InvalidInput(f"{what} of {value} cannot be meant", hint=f"Give a whole number from 1 to {most}.")
+        raise InvalidInput(f"{what} of {value} is out of range", hint=f"Give a whole number from 1 to {most}.")

@@ -133,7 +133,7 @@ def _with_layouts(snapshot: Snapshot, wanted: Mapping[str, str]) -> tuple[Snapsh
     layouts: dict[str, Layout] = {}
     for device_id, name in wanted.items():
         if device_id not in devices:
-            raise UnknownDevice(f"no device {device_id!r}", hint=f"Devices here: {', '.join(devices)}.")
+            raise UnknownDevice(f"there is no GPU {device_id!r}", hint=f"GPUs here: {', '.join(devices)}.")
         layout = find_layout(devices[device_id], name)
         if layout.name != devices[device_id].layout.name:
             layouts[device_id] = layout

@@ -169,7 +169,7 @@ def _find_device(devices: Iterable[Device], wanted: str) -> Device:
         if wanted in (device.id, str(device.index)):
             return device
     known = ", ".join(f"{device.index} ({device.id})" for device in found) or "none"
-    raise UnknownDevice(f"no device {wanted!r}", hint=f"Devices here: {known}.")
+    raise UnknownDevice(f"there is no GPU {wanted!r}", hint=f"GPUs here: {known}.")
 
 
 def _with_layouts(snapshot: Snapshot, layouts: Mapping[str, Layout], stopped: Iterable[str]) -> Snapshot:

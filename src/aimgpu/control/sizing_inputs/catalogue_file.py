@@ -51,7 +51,7 @@ class CatalogueFile:
 def read_catalogue_csv(path: Path) -> tuple[Row, ...]:
     """Rows of a CSV file, all or none."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise InvalidInput(f"{path} is no file", hint="Give a CSV file with one model a line.")  # a pipe would wait for ever
+        raise InvalidInput(f"{path} is not a file", hint="Give a CSV file with one model a line.")  # a pipe would wait for ever
     try:
         with path.open("rb") as stream:
             data = stream.read(_LARGEST_FILE + 1)

@@ -30,7 +30,7 @@ class MeasurementFile:
         try:
             return from_json(json.loads(data))
         except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"{self._path} is no JSON", hint="Remove it; estimates go on without it.") from error
+            raise InvalidInput(f"{self._path} is not JSON", hint="Remove it; estimates go on without it.") from error
 
     def add(self, measurements: Iterable[Measurement]) -> None:
         """Keep these too; the oldest are dropped beyond a bound."""

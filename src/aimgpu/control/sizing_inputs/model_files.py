@@ -104,7 +104,7 @@ def _weight_files(path: Path) -> list[Path]:
         try:
             listed = set(orjson.loads(_read_text(index, _LARGEST_INDEX))["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidModelFile(f"{index} is no index", hint="Download it again.") from error
+            raise InvalidModelFile(f"{index} is not an index", hint="Download it again.") from error
         return [path / name for name in sorted(_beside(index, listed))]
     files = sorted(path.glob("model*.safetensors")) or sorted(path.glob("*.safetensors"))
     _check_count(path, len(files))
@@ -157,7 +157,7 @@ def _read_shards(files: Sequence[Path]) -> list[SafeTensor]:
 def _open(path: Path) -> BinaryIO:
     """Only a file: a pipe would wait for ever."""
     if path.exists() and not path.is_file():
-        raise InvalidModelFile(f"{path} is no file", hint="Download the model again.")
+        raise InvalidModelFile(f"{path} is not a file", hint="Download the model again.")
     return path.open("rb")
 
 

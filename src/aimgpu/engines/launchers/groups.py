@@ -12,7 +12,7 @@ def path_from_root(group: Path) -> str:
     """In the form that Docker takes: /aimgpu/chat-0."""
     roots = [folder for folder in group.parents if (folder / "cgroup.controllers").exists()]
     if not roots:
-        raise EngineFailed(f"{group} is no control group", hint="Set AIMGPU_CGROUP to one below where cgroup v2 is mounted.")
+        raise EngineFailed(f"{group} is not a control group", hint="Set AIMGPU_CGROUP to one below where cgroup v2 is mounted.")
     return f"/{group.relative_to(roots[-1])}"
 
 

@@ -49,7 +49,7 @@ def find_program() -> Program | NoProgram:
     path = shutil.which(named or NAME)
     if path is None:
         return (
-            NoProgram(reason=f"{VARIABLE} names {named}, which is no program", named=True)
+            NoProgram(reason=f"{VARIABLE} names {named}, which is not a program", named=True)
             if named
             else NoProgram(reason=f"no {NAME} found")
         )

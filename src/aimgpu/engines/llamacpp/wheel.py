@@ -90,7 +90,7 @@ def _settings(request: LaunchRequest, model_path: Path) -> dict[str, object]:
 def _whole(flags: Mapping[str, str], name: str, default: int) -> int:
     text = flags.get(name, str(default))
     if not text.isdecimal() or (name in _OWN_FLAGS and int(text) == 0):
-        raise InvalidInput(f"--{name} {text!r} is not a whole number above 0", hint="See the flags of the Footprint.")
+        raise InvalidInput(f"--{name} {text!r} is not a whole number above 0", hint="See the flags of the footprint.")
     return int(text)
 
 

@@ -172,7 +172,7 @@ class AmdPartitioner:
             if device.id == device_id:
                 return gpu, device
         names = ", ".join(device.id for _, device in found) or "none"
-        raise UnknownDevice(f"there is no AMD GPU {device_id}", hint=f"There are: {names}.")
+        raise UnknownDevice(f"there is no AMD GPU {device_id}", hint=f"GPUs here: {names}.")
 
     def _read(self) -> list[tuple[AmdGpu, Device]]:
         gpus = read_gpus(self._sysfs)

@@ -123,5 +123,5 @@ class NvidiaHardware:
         found = [gpu for gpu in self._each(lambda gpu: gpu) if gpu.uuid == device_id]
         if not found:
             known = ", ".join(gpu.uuid for gpu in self._each(lambda gpu: gpu)) or "none"
-            raise UnknownDevice(f"there is no NVIDIA GPU {device_id}", hint=f"There are: {known}.")
+            raise UnknownDevice(f"there is no NVIDIA GPU {device_id}", hint=f"GPUs here: {known}.")
         return found[0]

@@ -197,7 +197,7 @@ class SimulatedHardware:
 
     def _slot(self, device_id: str) -> _Slot:
         if device_id not in self._slots:
-            raise UnknownDevice(f"there is no GPU {device_id}", hint=f"There are: {', '.join(self._slots)}.")
+            raise UnknownDevice(f"there is no GPU {device_id}", hint=f"GPUs here: {', '.join(self._slots)}.")
         return self._slots[device_id]
 
 

@@ -45,7 +45,7 @@ def _read(text: str) -> tuple["_Config", object]:
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidModelFile("config.json is no JSON", hint="Download it again.") from error
+        raise InvalidModelFile("config.json is not JSON", hint="Download it again.") from error
     if not isinstance(whole, dict):
         raise InvalidModelFile("config.json is not a JSON object", hint="Download it again.")
     nested: dict[str, Any] = next(

@@ -61,7 +61,7 @@ def read_safetensors(stream: BinaryIO, file_bytes: int) -> tuple[SafeTensor, ...
         table = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidModelFile(
-            "not a usable safetensors file: its header is no JSON", hint="Download the file again."
+            "not a usable safetensors file: its header is not JSON", hint="Download the file again."
         ) from error
     if not isinstance(table, dict):
         _refuse("its header is not a JSON object")

@@ -272,4 +272,4 @@ def _find(machine: Machine, wanted: str) -> Device:
         if wanted in (state.device.id, str(state.device.index), f"gpu{state.device.index}"):
             return state.device
     known = ", ".join(f"{state.device.index} ({state.device.id})" for state in machine.states) or "none"
-    raise UnknownDevice(f"no GPU {wanted!r}", hint=f"GPUs here: {known}.")
+    raise UnknownDevice(f"there is no GPU {wanted!r}", hint=f"GPUs here: {known}.")

@@ -216,7 +216,7 @@ def _ask(client: DaemonClient, body: Mapping[str, Any], asked: ExecOptions) -> M
                 raise _refusal(event, client)
             case "step" if not asked.as_json:
                 click.echo(event.get("text"), err=True)
-    raise DaemonUnreachable("the daemon stopped answering", hint="`aimgpu doctor` says where its log is.")
+    raise DaemonUnreachable("the daemon stopped answering", hint="Look at its log: `aimgpu doctor` says where it is.")
 
 
 def _refusal(event: Mapping[str, Any], client: DaemonClient) -> AimGpuError:

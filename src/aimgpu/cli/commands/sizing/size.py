@@ -90,7 +90,7 @@ def size(
         raise InvalidInput("size takes a MODEL, or --from-run", hint="For example: aimgpu size Qwen/Qwen3-8B")
     if engine_version is not None and not any(character.isdigit() for character in engine_version):
         raise InvalidInput(
-            f"{engine_version!r} is no version", hint="Write it as the engine prints it, such as 0.11.0 or b9272."
+            f"{engine_version!r} is not a version", hint="Write it as the engine prints it, such as 0.11.0 or b9272."
         )
     subject = _understand(model, engine, here=gpu is None)
     count = parse_parameter_count(parameters) if parameters else None

@@ -131,7 +131,7 @@ def _check_config(setup: PluginSetup, where: Installation) -> Iterator[SlicingFi
                 check="configmap",
                 health=SlicingHealth.PROBLEM,
                 text=f"{name}, key {key}: {trouble}",
-                hint="The plugin ignores it in silence: remove it, or put it where it belongs.",
+                hint="The plugin ignores it without a message: remove it, or put it where it belongs.",
             )
 
 
@@ -198,8 +198,8 @@ def _check_policy(setup: PluginSetup, where: Installation) -> Iterator[SlicingFi
         yield SlicingFinding(
             check="clusterpolicy",
             health=SlicingHealth.PROBLEM,
-            text=f"{where.policy} has the default {default}, which is no key of the ConfigMap",
-            hint=f"`aimgpu timeslicing apply` puts it right; keys: {', '.join(sorted(setup.config or {})) or 'none'}.",
+            text=f"{where.policy} has the default {default}, which is not a key of the ConfigMap",
+            hint=f"`aimgpu timeslicing apply` corrects it; keys: {', '.join(sorted(setup.config or {})) or 'none'}.",
         )
     if named == where.kind.config_map:
         yield SlicingFinding(check="clusterpolicy", health=SlicingHealth.OK, text=f"{where.policy} names configmap {named}")
@@ -223,7 +223,7 @@ def _check_labels(setup: PluginSetup, where: Installation) -> Iterator[SlicingFi
         elif value in keys:
             health, text = SlicingHealth.OK, f"{node}: {where.kind.label}={value}"
         else:
-            health, text = SlicingHealth.PROBLEM, f"{node}: {where.kind.label}={value} is no key of the ConfigMap"
+            health, text = SlicingHealth.PROBLEM, f"{node}: {where.kind.label}={value} is not a key of the ConfigMap"
         hint = (
             None
             if health is SlicingHealth.OK

@@ -88,7 +88,7 @@ def _find(seen: Observation, device_id: str) -> Device:
         if device.id == device_id:
             return device
     names = ", ".join(device.id for device in seen.devices[:20]) or "none"
-    raise UnknownDevice(f"no GPU {device_id!r}", hint=f"GPUs here: {names}.")
+    raise UnknownDevice(f"there is no GPU {device_id!r}", hint=f"GPUs here: {names}.")
 
 
 def _node_of(device_id: str) -> str:

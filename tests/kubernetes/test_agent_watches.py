@@ -1,6 +1,7 @@
 """The agent follows its own objects by watches: an idle one asks for nothing, and what happens in a gap is not missed."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tests.kubernetes.recording_kubelet import recording_kubelet
 
 from aimgpu.kubernetes.api import client as api_client
 from aimgpu.kubernetes.api.resources import CONFIG_MAPS, NODES, RESOURCE_SLICES
+from aimgpu.kubernetes.node.grpc_server import SocketServer
 from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES, VERSION
 from aimgpu.kubernetes.vocabulary.names import GROUP, LABEL_MANAGED
 
@@ -180,5 +182,25 @@ def test_an_agent_whose_watches_end_ends_too(monkeypatch: pytest.MonkeyPatch) ->
             with pytest.raises(ExceptionGroup):
                 await world.until(lambda: False, "its end")
             world._task = None
+
+    asyncio.run(main())
+
+
+def test_a_cancellation_while_a_server_stops_is_not_lost(tmp_path: Path) -> None:
+    """Else the agent goes on: gRPC waits with `wait_for`, which loses one that comes together with the end."""
+
+    async def main() -> None:
+        for turns in range(12):
+            for _ in range(20):
+                server = SocketServer(tmp_path / "server.sock", {})
+                await server.start()
+                stopping = asyncio.ensure_future(server.stop())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                if not stopping.cancel():
+                    continue
+                await asyncio.wait([stopping])
+                assert stopping.cancelled(), turns
+                await server.stop()
 
     asyncio.run(main())

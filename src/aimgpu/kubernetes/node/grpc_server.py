@@ -1,5 +1,6 @@
 """gRPC over unix sockets, without generated stubs: a service is a table of methods."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -45,10 +46,15 @@ class SocketServer:
         self._server = server
 
     async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(grace=0.5)
-            self._server = None
-            self.path.unlink(missing_ok=True)
+        if self._server is None:
+            return
+        task = asyncio.current_task()
+        cancelling = task.cancelling() if task is not None else 0
+        await self._server.stop(grace=0.5)
+        self._server = None
+        self.path.unlink(missing_ok=True)
+        if task is not None and task.cancelling() > cancelling:  # gRPC uses `wait_for`, which loses it until Python 3.12
+            raise asyncio.CancelledError
 
 
 def _handler(method: Method) -> "grpc.RpcMethodHandler[Any, Any]":

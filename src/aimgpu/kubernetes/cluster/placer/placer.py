@@ -83,7 +83,8 @@ class PodPlacer:
     async def _place(self, group: asyncio.TaskGroup) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), _LOOK_SECONDS)
+                async with asyncio.timeout(_LOOK_SECONDS):  # `wait_for` loses a cancellation until Python 3.12
+                    await self._wake.wait()
             await asyncio.sleep(_PAUSE_SECONDS)
             self._wake.clear()
             for pod in self._fleet.waiting():

@@ -65,8 +65,12 @@ class SmallApiServer:
         assert self._runner is not None
         await self._runner.cleanup()
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
     def client(self, token: str = OWN) -> Client:
-        return Client(Access(server=f"http://127.0.0.1:{self._port}", context=ssl.create_default_context(), token=token))
+        return Client(Access(server=self.url, context=ssl.create_default_context(), token=token))
 
     def put(self, resource: Resource, item: Object, change: str | None = None) -> None:
         """Make or change it; those who watch are sent it."""

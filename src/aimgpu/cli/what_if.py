@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from aimgpu.cli.cluster_options import ClusterTarget, on_option
 from aimgpu.cli.machine_view import NODE, read_machine
 from aimgpu.cli.options import gpu_option
 from aimgpu.cli.sizing_basis import own_basis
@@ -37,6 +38,7 @@ __all__ = [
     "empty_machine",
     "file_option",
     "read_world",
+    "refuse_other_gpus",
     "size_asks",
     "without_running",
     "world_options",
@@ -55,18 +57,23 @@ def file_option(function: Function) -> Function:
     return option(function)
 
 
-def world_options(function: Function) -> Function:
-    """Add `--snapshot`, `--gpu` and `--count`; without them this machine is looked at."""
+def world_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--snapshot`, `--gpu`, `--count` and `--on`; without them this machine is looked at."""
     snapshot = click.option("--snapshot", "saved", type=click.Path(path_type=Path), help="A file of `aimgpu snapshot`.")
     gpu = gpu_option("Empty GPUs of this product, such as MI300X, instead of this machine's.")
     count = click.option("--count", type=click.IntRange(1, 1024), default=1, show_default=True, help="How many of them.")
-    return snapshot(gpu(count(function)))
+    return on_option(snapshot(gpu(count(function))))
+
+
+def refuse_other_gpus(saved: Path | None, gpu: str | None, cluster: ClusterTarget | None = None) -> None:
+    """Raises InvalidInput where more than one place is named."""
+    given = [name for name, value in (("--snapshot", saved), ("--gpu", gpu), ("--on kubernetes", cluster)) if value is not None]
+    if len(given) > 1:
+        raise InvalidInput(f"{' and '.join(given)} were both given", hint="Keep one of them.")
 
 
 def read_world(saved: Path | None, gpu: str | None, count: int, stack: Stack | None = None) -> World:
-    """Raises InvalidInput where the file is not a snapshot, or both a file and a product are named."""
-    if saved is not None and gpu is not None:
-        raise InvalidInput("--snapshot and --gpu were both given", hint="Keep one of them.")
+    """Raises InvalidInput where the file is not a snapshot."""
     if saved is not None:
         snapshot, basis = read_saved_world(saved)
         return World(snapshot=snapshot, basis=basis or _own_basis(snapshot))

@@ -22,11 +22,15 @@ def names_of(devices: "Iterable[Device]") -> Rename:
 
 
 def names_in_snapshot(snapshot: "Snapshot") -> Rename:
-    """For texts about a snapshot; among several nodes each GPU keeps the name of its own."""
+    """For texts about a snapshot; among several nodes each GPU keeps its own name; an id with its node stays."""
     found = [(node.name, state.device) for node, state in snapshot.devices()]
     single = len(snapshot.nodes) == 1
-    names = {f"{node}/{device.id}": f"gpu{device.index}" if single else f"{node}/gpu{device.index}" for node, device in found}
-    return _rename([*names.items(), *((device.id, f"gpu{device.index}") for _, device in found)])
+    names = list[tuple[str, str]]()
+    for node, device in found:
+        short = device.id if device.id.startswith(f"{node}/") else f"gpu{device.index}"
+        names.append((f"{node}/{device.id}", short if single or short == device.id else f"{node}/{short}"))
+        names.append((device.id, short))
+    return _rename(names)
 
 
 def _rename(names: Iterable[tuple[str, str]]) -> Rename:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from aimgpu.cli.cluster_options import ClusterTarget, on_option
+from aimgpu.cli.commands.cluster.planning import show_room_in_cluster
 from aimgpu.cli.output import examples, json_option, print_json, print_table
 from aimgpu.cli.stack_source import read_source
 from aimgpu.cli.views.plan import plan_rows, refusal_json
@@ -16,7 +18,11 @@ from aimgpu.placement.capacity.capacity import Capacity, plan_capacity
 
 
 @click.command(
-    epilog=examples("aimgpu capacity -f stack.yaml --gpu MI300X", "aimgpu capacity -f stack.yaml --gpu H200-141 --json")
+    epilog=examples(
+        "aimgpu capacity -f stack.yaml --gpu MI300X",
+        "aimgpu capacity -f stack.yaml --gpu H200-141 --json",
+        "aimgpu capacity -f stack.yaml --on kubernetes",
+    )
 )
 @file_option
 @click.option(
@@ -29,8 +35,15 @@ from aimgpu.placement.capacity.capacity import Capacity, plan_capacity
     help="The GPU product to count, such as MI355X or H200-141.",
 )
 @json_option
-def capacity(path: Path, gpu: str, as_json: bool) -> None:
-    """How many GPUs of a product the models of a stack need and in which layouts, with a bound that no plan can beat."""
+@on_option
+def capacity(path: Path, gpu: str, cluster: ClusterTarget | None, as_json: bool) -> None:
+    """How many GPUs of a product the models of a stack need and in which layouts, with a bound that no plan can beat.
+
+    On a cluster: how many more of each model fit beside what runs there.
+    """
+    if cluster is not None:
+        show_room_in_cluster(cluster, read_source(path).stack.deployments, as_json=as_json)
+        return
     machine = empty_machine(gpu, 1)
     template = machine.snapshot.nodes[0].devices[0]
     sized = size_asks(read_source(path).stack.deployments, machine)

@@ -6,13 +6,24 @@ from pathlib import Path
 import click
 
 from aimgpu.cli.client import connect
+from aimgpu.cli.cluster_options import ClusterTarget
+from aimgpu.cli.commands.cluster.planning import explain_in_cluster
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.plan_options import limit_options
 from aimgpu.cli.running_models import complete_running
 from aimgpu.cli.stack_source import read_source
 from aimgpu.cli.views.plan import explanation_json, print_explanation, print_notes
-from aimgpu.cli.what_if import SizedAsk, World, file_option, read_world, size_asks, without_running, world_options
-from aimgpu.errors import UnknownDeployment, suggest_nearest
+from aimgpu.cli.what_if import (
+    SizedAsk,
+    World,
+    file_option,
+    read_world,
+    refuse_other_gpus,
+    size_asks,
+    without_running,
+    world_options,
+)
+from aimgpu.errors import InvalidInput, UnknownDeployment, suggest_nearest
 from aimgpu.home import find_home
 from aimgpu.placement import Snapshot
 from aimgpu.placement.explain import Explanation, explain, explain_planned
@@ -27,6 +38,7 @@ from aimgpu.placement.preemption.planner import ask_again, plan_all
         "aimgpu explain chat -f stack.yaml --gpu MI300X",
         "aimgpu explain chat --snapshot s.json --json",
         "aimgpu explain chat --memory    # why it is awake or asleep",
+        "aimgpu explain chat --on kubernetes",
     ),
 )
 @click.argument("name", shell_complete=complete_running)
@@ -36,13 +48,28 @@ from aimgpu.placement.preemption.planner import ask_again, plan_all
 @click.option("--memory", is_flag=True, help="Why it is awake or asleep now, instead.")
 @json_option
 def explain_command(
-    *, name: str, path: Path, saved: Path | None, gpu: str | None, count: int, limits: Limits, memory: bool, as_json: bool
+    *,
+    name: str,
+    path: Path,
+    saved: Path | None,
+    gpu: str | None,
+    count: int,
+    cluster: ClusterTarget | None,
+    limits: Limits,
+    memory: bool,
+    as_json: bool,
 ) -> None:
     """Why NAME, a model that runs or one of the stack file, goes where it goes: what every GPU offers or lacks.
 
     One that runs is judged as if it were to be placed again, now. One of the stack is judged as in `aimgpu plan`: beside all
-    others of the stack, and with the same changes made first.
+    others of the stack, and with the same changes made first. On a cluster: why each pod of the model is where it is, or waits.
     """
+    refuse_other_gpus(saved, gpu, cluster)
+    if memory and cluster is not None:
+        raise InvalidInput("--memory is about one machine", hint="Leave out --on kubernetes.")
+    if cluster is not None:
+        explain_in_cluster(cluster, name, as_json=as_json)
+        return
     if memory:
         _explain_residence(name, as_json=as_json)
         return

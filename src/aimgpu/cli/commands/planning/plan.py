@@ -5,14 +5,25 @@ from pathlib import Path
 
 import click
 
+from aimgpu.cli.cluster_options import ClusterTarget
+from aimgpu.cli.commands.cluster.planning import STANDING, read_cluster_world, size_asks_in_cluster
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.plan_options import limit_options
 from aimgpu.cli.stack_source import choose_source
 from aimgpu.cli.views.oversubscription import show_oversubscription
 from aimgpu.cli.views.plan import plan_json, print_notes, print_plan, print_refusals, print_service
-from aimgpu.cli.what_if import FILE_HELP, SizedAsk, World, read_world, size_asks, without_running, world_options
+from aimgpu.cli.what_if import (
+    FILE_HELP,
+    SizedAsk,
+    World,
+    read_world,
+    refuse_other_gpus,
+    size_asks,
+    without_running,
+    world_options,
+)
 from aimgpu.domain import Refusal
-from aimgpu.errors import PlacementRefused
+from aimgpu.errors import InvalidInput, PlacementRefused
 from aimgpu.placement import Cost, MovePlan
 from aimgpu.placement.preemption.eviction_sets import Limits
 from aimgpu.placement.preemption.planner import BatchPlan, plan_all, plan_consolidation
@@ -29,6 +40,7 @@ NOTHING = MovePlan(asks=(), placements=(), steps=(), cost=Cost(), because="nothi
         "aimgpu plan -f stack.yaml --snapshot s.json --json",
         "aimgpu plan -f stack.yaml --no-stop --no-move   # as things are, or by laying out idle GPUs",
         "aimgpu plan -f stack.yaml --arrivals log.csv   # on one GPU in turns: how many awake together, how many requests late",
+        "aimgpu plan --on kubernetes -f stack.yaml",
         "aimgpu plan --free 2                # which models would have to move to free two whole GPUs",
     )
 )
@@ -53,6 +65,7 @@ def plan(
     saved: Path | None,
     gpu: str | None,
     count: int,
+    cluster: ClusterTarget | None,
     dry_run: bool,
     limits: Limits,
     free: int | None,
@@ -62,11 +75,19 @@ def plan(
     """Where each model of the stack would go, and what would first be laid out, moved or stopped; nothing is done.
 
     MODELS may be named instead of a file, as for `aimgpu up`. What does not fit is refused, GPU by GPU, with the smallest
-    change that would make it fit.
+    change that would make it fit. On a cluster nothing is moved, stopped or laid out for a model.
     """
     del dry_run
+    refuse_other_gpus(saved, gpu, cluster)
     sized: tuple[SizedAsk, ...] = ()
-    if free is not None:
+    if cluster is not None:
+        if free is not None or arrivals is not None:
+            raise InvalidInput("--free and --arrivals are about one machine", hint="Leave out --on kubernetes.")
+        world, seen = read_cluster_world(cluster)
+        stack = choose_source(path, models, example=False).stack
+        sized = without_running(size_asks_in_cluster(stack.deployments, seen), world.snapshot)
+        batch = plan_all(world.snapshot, [each.ask for each in sized], STANDING)
+    elif free is not None:
         world = read_world(saved, gpu, count)
         found = plan_consolidation(world.snapshot, free, limits)
         batch = BatchPlan(plan=NOTHING, refusals=(found,)) if isinstance(found, Refusal) else BatchPlan(plan=found)

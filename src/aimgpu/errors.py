@@ -112,9 +112,24 @@ class AimGpuError(Exception):
 
 
 class InvalidInput(AimGpuError, ValueError):
+    """`typed` is the word that is wrong, `near` what may be meant by it."""
+
     code = "invalid_input"
     exit_status = 2
     http_status = 400
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        page_hint: str | None = None,
+        typed: str | None = None,
+        near: Iterable[str] = (),
+    ) -> None:
+        super().__init__(message, hint=hint, page_hint=page_hint)
+        self.typed = typed
+        self.near = tuple(near)
 
 
 class InvalidQuantity(InvalidInput):
@@ -134,16 +149,7 @@ class InvalidModelFile(InvalidInput):
 
 
 class UnknownProduct(InvalidInput):
-    """`typed` names no GPU that is known; `near`: those that may be meant."""
-
     code = "unknown_product"
-
-    def __init__(
-        self, message: str, *, hint: str, page_hint: str | None = None, typed: str = "", near: Iterable[str] = ()
-    ) -> None:
-        super().__init__(message, hint=hint, page_hint=page_hint)
-        self.typed = typed
-        self.near = tuple(near)
 
 
 class UnknownLayout(InvalidInput):

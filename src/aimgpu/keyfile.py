@@ -85,7 +85,9 @@ class KeyStore:
     def add(self, name: str, key_class: KeyClass | None = None) -> str:
         """Make a key and return it; only its hash is kept."""
         if not _NAME.fullmatch(name):
-            raise InvalidInput(f"{name!r} cannot be a key's name", hint="Use letters, digits, '.', '_', '@' and '-'.")
+            near = re.sub(r"[^A-Za-z0-9._@-]+", "-", name).strip("-")
+            meant = f"Did you mean {near!r}? " if _NAME.fullmatch(near) else ""
+            raise InvalidInput(f"{name!r} cannot be a key's name", hint=f"{meant}Use letters, digits, '.', '_', '@' and '-'.")
         key = generate_key()
         with locked(self._path):
             if any(stored.name == name for stored in self.read()):

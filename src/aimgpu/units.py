@@ -28,6 +28,8 @@ _RATE_UNITS = ("tok/s", "tokens/s")
 _RATE = "a rate of tokens such as 200tok/s"
 _TEXT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%]*)", re.ASCII)
 _LONGEST_TEXT = 40
+_MOST_GIB = 1024  # of a bare number
+_LEAST_MS = 50
 
 
 def parse_bytes(text: str) -> int:
@@ -39,6 +41,7 @@ def parse_bytes(text: str) -> int:
             text,
             "a size such as 24GiB, 24GB or 512MiB",
             known=("B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"),
+            meant=_meant_bytes(number, unit),
         )
     return _whole(number, text, "byte") if factor == 1 else int(number * factor)
 
@@ -48,7 +51,8 @@ def parse_duration_ms(text: str) -> int:
     number, unit = _split(text, "a duration such as 500ms, 2s or 10m")
     factor = _DURATION_UNITS_MS.get(unit)
     if factor is None:
-        raise _refused(text, "a duration such as 500ms, 2s or 10m", known=tuple(_DURATION_UNITS_MS))
+        known = tuple(_DURATION_UNITS_MS)
+        raise _refused(text, "a duration such as 500ms, 2s or 10m", known=known, meant=_meant_duration(number, unit))
     return _whole(number * factor, text, "millisecond")
 
 
@@ -57,7 +61,8 @@ def parse_token_time_ms(text: str) -> float:
     number, unit = _split(text, "a time per token such as 50ms or 2.5ms")
     factor = _DURATION_UNITS_MS.get(unit)
     if factor is None:
-        raise _refused(text, "a time per token such as 50ms or 2.5ms", known=tuple(_DURATION_UNITS_MS))
+        known = tuple(_DURATION_UNITS_MS)
+        raise _refused(text, "a time per token such as 50ms or 2.5ms", known=known, meant=_meant_duration(number, unit))
     microseconds = _whole(number * factor * 1000, text, "microsecond")
     return microseconds // 1000 if microseconds % 1000 == 0 else microseconds / 1000
 
@@ -69,7 +74,8 @@ def parse_ppm(text: str) -> int:
         raise _refused(text, "a part such as 30% or 0.3", known=("%",))
     ppm = _whole(number * (PPM // 100 if unit else PPM), text, "millionth")
     if ppm > PPM:
-        raise InvalidQuantity(f"{text!r} is more than the whole", hint="Parts go from 0% to 100%.")
+        meant = f"Did you mean '{number}%'? " if not unit and number <= 100 else ""  # noqa: PLR2004 -- per cent
+        raise InvalidQuantity(f"{text!r} is more than the whole", hint=f"{meant}Parts go from 0% to 100%.")
     return ppm
 
 
@@ -130,6 +136,22 @@ def _whole(value: Decimal, text: str, unit: str) -> int:
     return int(value)
 
 
-def _refused(text: str, expected: str, known: tuple[str, ...] = ()) -> InvalidQuantity:
-    hint = f"Write {expected}." + (f" Known units: {', '.join(known)}." if known else "")
+def _meant_bytes(number: Decimal, unit: str) -> str | None:
+    """Of `8`, `8G` or `8 gigs` 8GiB; of a bare number that no GPU has as much of in GiB, MiB."""
+    if not unit:
+        return f"{number}GiB" if number <= _MOST_GIB else f"{number}MiB"
+    letter = unit[0].upper()
+    return f"{number}{letter}iB" if letter in "KMGT" else None
+
+
+def _meant_duration(number: Decimal, unit: str) -> str | None:
+    """Of `500` 500ms, of `2` 2s, of `10 min` 10m."""
+    if not unit:
+        return f"{number}ms" if number >= _LEAST_MS else f"{number}s"
+    return f"{number}{unit[0].lower()}" if unit[0].lower() in _DURATION_UNITS_MS else None
+
+
+def _refused(text: str, expected: str, known: tuple[str, ...] = (), meant: str | None = None) -> InvalidQuantity:
+    asked = f"Did you mean {meant!r}? " if meant else ""
+    hint = f"{asked}Write {expected}." + (f" Known units: {', '.join(known)}." if known else "")
     return InvalidQuantity(f"{text!r} is not {expected}", hint=hint)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ RUNS = (
     "size deepseek-r1",
     "size smollm2",
     "size acme/new --parameters 7B",
+    "size llama3:latest",
+    "size https://huggingface.co/Qwen/Qwen3-8B/tree/main",
+    "size qwen3:8b --precision 4bit",
     "gpus --gpu 'RTX 3090 Ti'",
     "gpus --gpu h100",
     "catalogue list QWEN3",
@@ -56,6 +60,8 @@ PASTED = (
     "size qwen3:8b --gpu 'RTX 3080'",
     "size qwen3:8b --gpu 24GiB",
     "size qwen3:8b --gpu 'Tesla P40'",
+    "size qwen3:8b --gpu 'Intel Arc A770'",
+    "size qwen3:8b --gpu TPU",
     "size smollm2 --context 4k",
     "size qwen3:8b --quantization int8",
     "size qwen3:8b --ctx-size 4096",
@@ -115,6 +121,30 @@ def test_what_cannot_run_is_answered_with_a_line_that_works(typed: str, capsys: 
         ("up smollm2 --background", "aimgpu up smollm2 --detach"),
         ("keys revoke bob", "aimgpu keys remove bob"),
         ("help partition apply", "aimgpu partition apply --help"),
+        ("size smollm2 --memory 8", "aimgpu size smollm2 --memory 8GiB"),
+        ("size smollm2 --memory 8000", "aimgpu size smollm2 --memory 8000MiB"),
+        ("size smollm2 --memory '8 gigs'", "aimgpu size smollm2 --memory 8GiB"),
+        ("size smollm2 --context 8,192", "aimgpu size smollm2 --context 8192"),
+        ("size smollm2 --tp 2", "aimgpu size smollm2 --tensor-parallel 2"),
+        ("size acme/new --parameters 7", "aimgpu size acme/new --parameters 7B"),
+        ("size acme/new --parameters 7billion", "aimgpu size acme/new --parameters 7B"),
+        ("resize chat 8000", "aimgpu resize chat --memory 8000MiB"),
+        ("exec --memory 8 -- true", "aimgpu exec --memory 8GiB -- true"),
+        ("exec --fraction 50 true", "aimgpu exec --fraction 50% true"),
+        ("keys add bob --expires 90", "aimgpu keys add bob --expires 90ms"),
+        ("keys add 'my key'", "aimgpu keys add my-key"),
+        ("keys add bob --priority urgent", "aimgpu keys add bob --priority high"),
+        ("partition apply cpx", "aimgpu partition apply gpu0 CPX"),
+        ("partition 0 cpx", "aimgpu partition apply 0 cpx"),
+        ("plan smollm2 --gpus 2", "aimgpu plan smollm2 --count 2"),
+        ("ps --on k8s", "aimgpu ps --on kubernetes"),
+        ("PS", "aimgpu ps"),
+        ("--verbose ps", "aimgpu ps"),
+        ("list models", "aimgpu ps"),
+        ("show smollm2", "aimgpu size smollm2"),
+        ("catalogue show llama3", "aimgpu catalogue show meta-llama/Meta-Llama-3-8B-Instruct"),
+        ("timeslicing recommend llama3.1:8b", "aimgpu timeslicing recommend meta-llama/Llama-3.1-8B-Instruct"),
+        ("profiles show smollm2:135m", "aimgpu profiles show HuggingFaceTB/SmolLM2-135M-Instruct-fp16"),
     ],
 )
 def test_the_line_is_the_one_that_was_typed_with_one_thing_changed(
@@ -122,6 +152,48 @@ def test_the_line_is_the_one_that_was_typed_with_one_thing_changed(
 ) -> None:
     assert run_command(shlex.split(typed)) != 0
     assert f"Did you mean `{line}`?" in capsys.readouterr().err
+
+
+def test_what_else_was_typed_stays_in_every_line_that_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["run", "smolllm2", "say hi", "--max-tokens", "5"]) != 0
+    lines = re.findall(r"^  aimgpu run (.+)$", capsys.readouterr().err, re.MULTILINE)
+    assert lines
+    assert all(shlex.split(line)[1:] == ["say hi", "--max-tokens", "5"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("exec python3 train.py --memory 4GiB", "aimgpu exec --memory 4GiB -- python3 train.py"),
+        ("exec python3 train.py", "aimgpu exec --memory 8GiB -- python3 train.py"),
+        ("size ./none.gguf", "aimgpu size smollm2"),
+        ("size --gpu H100", "aimgpu size smollm2 --gpu H100"),
+        ("size smollm2 --memory lots", "aimgpu size smollm2 --memory 512MiB"),
+        ("partition apply gpu7 CPX --dry-run", "aimgpu partition apply 0 CPX --dry-run"),
+        ("explain smollm2", "aimgpu plan smollm2"),
+    ],
+)
+def test_where_nothing_is_like_it_an_example_is_given(typed: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(shlex.split(typed)) != 0
+    assert f"`{line}`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["push", "login", "cp"])
+def test_a_word_of_another_tool_that_means_nothing_here_is_not_taken_for_one_like_it(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command([word, "x"]) != 0
+    assert capsys.readouterr().err.endswith("hint: `aimgpu --help` lists the commands.\n")
+
+
+def test_a_missing_stack_file_is_answered_with_a_line_that_writes_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["capacity", "-f", "my stack.yaml", "--gpu", "MI300X"]) != 0
+    line = re.search(r"`(echo [^`]+)`", capsys.readouterr().err)
+    assert line is not None
+    subprocess.run(line[1], shell=True, check=True, cwd=tmp_path)  # noqa: S602 -- as it would be pasted
+    assert run_command(["capacity", "-f", "my stack.yaml", "--gpu", "MI300X"]) == 0
 
 
 def test_gpus_of_the_maker_that_was_named_are_proposed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +222,8 @@ def test_a_stack_file_may_be_named_like_a_model(tmp_path: Path, capsys: pytest.C
 def test_a_word_of_an_option_is_asked_about_and_then_works(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(typed)
     assert run_command(words) != 0
-    assert f"Did you mean {meant}?" in capsys.readouterr().err
+    line = shlex.join(["aimgpu", *words[:-1], meant])
+    assert f"Did you mean `{line}`?" in capsys.readouterr().err
     assert run_command([*words[:-1], meant]) == 0
 
 

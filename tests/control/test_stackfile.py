@@ -301,7 +301,7 @@ def test_a_billion_laughs_are_not_laughed() -> None:
 
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
-    with pytest.raises(InvalidStackFile, match="No such file"):
+    with pytest.raises(InvalidStackFile, match="there is no file"):
         read_source(tmp_path / "none.yaml")
     with pytest.raises(InvalidStackFile, match="Is a directory"):
         read_source(tmp_path)
@@ -508,3 +508,42 @@ def test_keys_of_a_command_are_refused_beside_another_engine() -> None:
     message, hint = complaint("models:\n  a:\n    model: m\n    ready_timeout: 5m\n")
     assert "'ready_timeout' is for a server of your own" in message
     assert "engine: command" in hint
+
+
+@pytest.mark.parametrize(
+    ("entry", "hint"),
+    [
+        ("gpu: 2GiB", "Write `gpu: {memory: 2GiB}`, or `gpu: auto`."),
+        ("gpu: 50%", "Write `gpu: {fraction: 50%}`, or `gpu: auto`."),
+        ("gpu: 1", "Write `gpu: {whole: 1}`, or `gpu: auto`."),
+        ("gpu: cpx", "Write `gpu: {partition: cpx}`, or `gpu: auto`."),
+        ("gpu: much", "Write `gpu: {memory: 24GiB}`, or `gpu: auto`."),
+        ("memory: 2GiB", "'memory' belongs under 'gpu': `gpu: {memory: 2GiB}`."),
+        ("gpu: {memory: 2}", "Did you mean '2GiB'?"),
+        ("gpu: {fraction: 50}", "Did you mean '50%'?"),
+        ("context: 8k", "Did you mean '8192'?"),
+        ("keep: forever", "Did you mean 'always'?"),
+        ("slo: {ttft: 500ms}", "Did you mean 'ttft_p95'?"),
+        ("slo: {ttft_p95: 500}", "Did you mean '500ms'?"),
+    ],
+)
+def test_a_hint_has_what_to_write(entry: str, hint: str) -> None:
+    with pytest.raises(InvalidStackFile) as caught:
+        parse_stack(f"models:\n  chat:\n    model: smollm2\n    {entry}\n")
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("models: {chat: smollm2}", "Write `chat: {model: smollm2}`."),
+        ("chat: {model: smollm2}", "'chat' belongs under 'models': `models: {chat: {model: ...}}`."),
+        ("models: {my chat: {model: smollm2}}", "Did you mean 'my-chat'?"),
+    ],
+)
+def test_a_hint_has_where_a_model_belongs(text: str, hint: str) -> None:
+    with pytest.raises(InvalidStackFile) as caught:
+        parse_stack(text)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith(hint)

@@ -111,7 +111,7 @@ def test_a_name_without_its_organisation_is_taken_by_size_which_says_so_and_aske
 ) -> None:
     assert run_command(["size", "qwen3-8b"]) == 0
     assert "qwen3-8b is taken as Qwen/Qwen3-8B" in capsys.readouterr().out
-    assert "Did you mean Qwen/Qwen3-8B?" in _refused(capsys, "catalogue", "show", "qwen3-8b")
+    assert "Did you mean `aimgpu catalogue show Qwen/Qwen3-8B`?" in _refused(capsys, "catalogue", "show", "qwen3-8b")
 
 
 def test_a_size_given_for_a_known_model_is_said_to_be_unused(capsys: pytest.CaptureFixture[str]) -> None:

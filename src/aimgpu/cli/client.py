@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from json import JSONDecodeError, dumps, loads
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -19,7 +20,11 @@ from aimgpu.home import Home
 
 _PREFIX = "/api/v1"
 _CONNECT_SECONDS = 10.0
-_START_HINT = "Start one with `aimgpu up`."
+
+
+def start_line() -> str:
+    """What starts a daemon from this folder."""
+    return "aimgpu up" if Path("stack.yaml").is_file() or Path("stack.yml").is_file() else "aimgpu up --example"
 
 
 class DaemonClient:
@@ -135,7 +140,7 @@ class DaemonClient:
             yield response
         except (OSError, HTTPException) as error:
             where = f"http://{self._host}:{self._port}"
-            raise DaemonUnreachable(f"the daemon at {where} does not answer: {error}", hint=_START_HINT) from error
+            raise DaemonUnreachable(f"the daemon at {where} does not answer: {error}", hint=_start_hint()) from error
         finally:
             connection.close()
 
@@ -144,8 +149,12 @@ def connect(home: Home) -> DaemonClient:
     """The daemon of this home, or DaemonUnreachable."""
     record = home.read_daemon()
     if record is None:
-        raise DaemonUnreachable(f"no daemon runs (looked in {home.path})", hint=_START_HINT)
+        raise DaemonUnreachable(f"no daemon runs (looked in {home.path})", hint=_start_hint())
     return DaemonClient(record.url, home.read_token())
+
+
+def _start_hint() -> str:
+    return f"Start one with `{start_line()}`."
 
 
 def error_from_json(body: Mapping[str, Any]) -> AimGpuError:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from aimgpu.cli.client import start_line
 from aimgpu.cli.views.gpu_names import Rename
 from aimgpu.engines.llamacpp.program import VARIABLE as LLAMA_SERVER
 from aimgpu.engines.protocols import Availability
@@ -142,7 +143,7 @@ def find_daemon(home: Home) -> Check:
     if home.daemon_file.exists():
         action = "`aimgpu down` stops what it left, `aimgpu up` takes it over."
         return _problem("daemon", "the last daemon was killed, its models may still run", action)
-    return _note("daemon", "none runs", "Start one with `aimgpu up`.")
+    return _note("daemon", "none runs", f"Start one with `{start_line()}`.")
 
 
 def find_folder(topic: str, path: Path, *, private: bool, setting: str) -> Iterator[Check]:

@@ -8,7 +8,7 @@ from json import JSONDecodeError, dumps, loads
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
 
-from aimgpu.cli.client import error_from_json
+from aimgpu.cli.client import error_from_json, start_line
 from aimgpu.errors import (
     AimGpuError,
     DaemonUnreachable,
@@ -19,8 +19,7 @@ from aimgpu.errors import (
     UnknownDeployment,
 )
 
-START_HINT = "Start one with `aimgpu up`, or name another with --url."
-_KEY_HINT = "Put it into AIMGPU_API_KEY; `aimgpu keys add NAME` makes one."
+_KEY_HINT = "Put it into AIMGPU_API_KEY: `export AIMGPU_API_KEY=$(aimgpu keys add me)` does so with a new one."
 _ENDPOINT_HINT = "Is this an OpenAI endpoint?"
 _LOGS_HINT = "`aimgpu logs` may say why."
 _CONNECT_SECONDS = 10.0
@@ -56,7 +55,8 @@ class GatewayClient:
         ]
         if not ready:
             waiting = ", ".join(f"{model.name} is {model.state}" for model in models) or "none is deployed"
-            raise ModelNotFound(f"no model is ready: {waiting}", hint="`aimgpu ps` shows them.")
+            hint = "`aimgpu ps` shows them." if models else "`aimgpu run smollm2` starts one."
+            raise ModelNotFound(f"no model is ready: {waiting}", hint=hint)
         return ready[0].name
 
     def list_models(self) -> list[ListedModel]:
@@ -107,9 +107,13 @@ class GatewayClient:
                 raise _error_of(response)
             yield response
         except (OSError, HTTPException) as error:
-            raise DaemonUnreachable(f"{self.url} does not answer: {error}", hint=START_HINT) from error
+            raise DaemonUnreachable(f"{self.url} does not answer: {error}", hint=start_hint()) from error
         finally:
             connection.close()
+
+
+def start_hint() -> str:
+    return f"Start one with `{start_line()}`, or name another with --url."
 
 
 def _parse_url(url: str) -> SplitResult:

@@ -4,17 +4,34 @@ import re
 import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 import click
 
-from aimgpu.errors import AimGpuError, UnknownProduct
+from aimgpu.errors import AimGpuError, InvalidInput, InvalidQuantity, InvalidStackFile
+from aimgpu.units import parse_bytes
 
 # Words of other tools for the same things, and the command that is meant.
 _COMMANDS = {
     "list": "ps",
     "ls": "ps",
     "status": "ps",
-    "show": "ps",
+    "show": "size",
+    "get": "ps",
+    "config": "doctor",
+    "init": "up --example",
+    "attach": "chat",
+    "talk": "chat",
+    "prompt": "run",
+    "generate": "run",
+    "inspect": "explain",
+    "describe": "explain",
+    "why": "explain",
+    "images": "catalogue list",
+    "events": "top",
+    "log": "logs",
+    "quit": "down",
+    "exit": "down",
     "models": "catalogue list",
     "search": "catalogue list",
     "stop": "down",
@@ -41,6 +58,9 @@ _COMMANDS = {
     "monitor": "top",
     "metrics": "exporter",
     "info": "doctor",
+    "env": "doctor",
+    "calculate": "size",
+    "vram": "size",
     "check": "doctor",
     "ui": "web",
     "dashboard": "web",
@@ -50,6 +70,8 @@ _COMMANDS = {
     "tokens": "keys",
     "what-if": "plan",
 }
+_ALONE = frozenset({"ps", "gpus", "top", "web", "doctor"})  # they take no words, but options
+_NOTHING_LIKE_IT = frozenset({"cp", "copy", "login", "logout", "push"})  # and none that looks like them is meant
 _SUBCOMMANDS = {
     "create": "add",
     "new": "add",
@@ -67,11 +89,28 @@ _OPTIONS = {
     "--quantization": "--precision",
     "--dtype": "--precision",
     "--ctx": "--context",
+    "-c": "--context",
+    "--num-ctx": "--context",
     "--ctx-size": "--context",
     "--context-length": "--context",
     "--max-model-len": "--context",
     "--max-num-seqs": "--concurrency",
     "--parallel": "--concurrency",
+    "--batch-size": "--concurrency",
+    "--tp": "--tensor-parallel",
+    "--tensor-parallel-size": "--tensor-parallel",
+    "--kv-cache-dtype": "--kv-precision",
+    "--kv-cache": "--kv-precision",
+    "--gpus": "--count",
+    "--num-gpus": "--count",
+    "-n": "--count",
+    "-p": "--port",
+    "-a": "--wide",
+    "--all": "--wide",
+    "-w": "--wide",
+    "-v": "--version",
+    "-V": "--version",
+    "--follow": "--watch",
     "--simulate": "--gpu",
     "--device": "--gpu",
     "--background": "--detach",
@@ -80,9 +119,31 @@ _OPTIONS = {
     "-y": "--yes",
     "--mem": "--memory",
     "-m": "--memory",
+    "--vram": "--memory",
+    "--gpu-memory": "--memory",
+}
+_WORDS = {  # of options that take one of a few
+    "k8s": "kubernetes",
+    "kube": "kubernetes",
+    "cluster": "kubernetes",
+    "local": "machine",
+    "urgent": "high",
+    "critical": "high",
+    "normal": "medium",
+    "default": "medium",
+    "batch": "low",
+    "best-effort": "low",
+    "llama.cpp": "llamacpp",
+    "llama-server": "llamacpp",
+    "hf": "transformers",
 }
 _NEAREST = re.compile(r"Did you mean '([^']+)'\?(.*)", re.DOTALL)
-_THOUSANDS = re.compile(r"'((\d{1,4})[kK])' is not a valid integer")
+_LISTED = re.compile(r"(?:Deployed|Running|Keys|Known|Measured|GPUs here|Devices here|It can have): ([^\s,]+)")
+_SUCH_AS = re.compile(r" such as .* or (\S+)$")
+_RUN = re.compile(r"`aimgpu run (\S+)`")
+_TAKE_MODELS = frozenset({"run", "up", "pull", "plan", "size"})
+_PORT = re.compile(r"`--port (\d+)`")
+_INTEGER = re.compile(r"'((\d{1,4})[kK]|\d{1,3}(?:[,_]\d{3})+)' is not a valid integer")
 
 
 def find_hint(error: click.ClickException, arguments: Sequence[str]) -> str | None:
@@ -90,25 +151,70 @@ def find_hint(error: click.ClickException, arguments: Sequence[str]) -> str | No
     line = _line(error, [word for word in arguments if word != "--json"])
     if line is not None:
         return f"Did you mean `{_join(line)}`?"
-    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument) and (shown := _example(error)):
+    if isinstance(error, click.MissingParameter) and (shown := _example(error)):
         return f"For example `{shown}`."
-    return _word_of_option(error)
+    return None
 
 
 def name_lines(error: AimGpuError, arguments: Sequence[str]) -> str | None:
-    """Of a name that is not known: the same line with each that may be meant; for all else the hint of the error."""
-    arguments = [word for word in arguments if word != "--json"]
-    if not isinstance(error, UnknownProduct) or error.typed not in arguments:
-        near = _NEAREST.match(error.hint or "")
-        typed = next((word for word in arguments[1:] if repr(word) in error.message), None)
-        if near is None or typed is None:
-            return error.hint
-        line = [arguments[0], *_replace(arguments[1:], typed, [near[1]])]
-        return f"Did you mean `{_join(line)}`?{near[2]}"
-    lines = [_join(_replace(arguments, error.typed, [name])) for name in error.near]
-    if not lines:
+    """Of a word that is wrong: the same line with each that may be meant; for all else the hint of the error."""
+    words, hint = [word for word in arguments if word != "--json"], error.hint or ""
+    near = error.near if isinstance(error, InvalidInput) else ()
+    typed = error.typed if isinstance(error, InvalidInput) else None
+    if typed not in words[1:]:
+        typed = next((word for word in words[1:] if _is_wrong(word, error)), None)
+    if (port := _PORT.search(hint)) is not None and words[:1] != ["exec"]:
+        return hint.replace(port[0], f"`{_join(_with_port(words, port[1]))}`")
+    if (model := _RUN.search(hint)) is not None and (other := _other_model(words, error)) is not None:
+        return hint.replace(model[0], f"`{_join(_put(words, other, model[1]))}`", 1)
+    if typed is None:
         return error.hint
-    return f"Did you mean `{lines[0]}`?" if len(lines) == 1 else "\n  ".join(("Did you mean one of these?", *lines))
+    if (meant := _NEAREST.match(hint)) is not None:
+        return f"{_ask([_put(words, typed, meant[1])])}{meant[2]}"
+    return _ask([_put(words, typed, name) for name in near]) if near else _with_example(error, words, typed)
+
+
+def _other_model(words: Sequence[str], error: AimGpuError) -> str | None:
+    """The model of the line that cannot be had: its repository, or the path of a file that is not there."""
+    if words[0] not in _TAKE_MODELS:
+        return None
+    for word in words[1:]:
+        path = Path(word).expanduser()
+        if error.message.startswith((f"{word} ", f"{path} ", *(f"there is no model at {at}" for at in (path, path.resolve())))):
+            return word
+    return None
+
+
+def _is_wrong(word: str, error: AimGpuError) -> bool:
+    """Whether the error is of this word, and not of what a file says."""
+    return repr(word) in error.message and not isinstance(error, InvalidStackFile)
+
+
+def _with_example(error: AimGpuError, words: Sequence[str], typed: str) -> str | None:
+    """The hint, with a line that has the first of what it lists, or of what the message says it should be."""
+    hint = error.hint or ""
+    found = _LISTED.search(hint) or _SUCH_AS.search(error.message)
+    if found is None or "`aimgpu" in hint:
+        return error.hint
+    example = found[1].rstrip(".;")
+    if example in ("none", "nothing"):
+        return f"{hint} `aimgpu run smollm2` starts one." if found[0].startswith(("Deployed", "Running")) else hint
+    return f"{hint} For example `{_join(_put(words, typed, example))}`."
+
+
+def _ask(lines: Sequence[Sequence[str]]) -> str:
+    shown = [_join(line) for line in lines]
+    return f"Did you mean `{shown[0]}`?" if len(shown) == 1 else "\n  ".join(("Did you mean one of these?", *shown))
+
+
+def _put(words: Sequence[str], typed: str, meant: str) -> list[str]:
+    """The line with another word; a command of the same name stays."""
+    return [words[0], *_replace(words[1:], typed, [meant])]
+
+
+def _with_port(words: Sequence[str], port: str) -> list[str]:
+    kept = [w for before, w in zip(["", *words], words, strict=False) if "--port" not in (w, before) and w[:7] != "--port="]
+    return [*kept, "--port", port]
 
 
 def _line(error: click.ClickException, arguments: Sequence[str]) -> list[str] | None:
@@ -120,8 +226,11 @@ def _line(error: click.ClickException, arguments: Sequence[str]) -> list[str] | 
         return _with_command(error.command_name, context, arguments)
     if isinstance(error, click.NoSuchOption):
         return _with_option(error.option_name, context, arguments)
-    if isinstance(error, click.BadParameter) and (thousands := _THOUSANDS.search(error.message)):
-        return _replace(arguments, thousands[1], [str(int(thousands[2]) * 1024)])
+    if isinstance(error, click.BadParameter) and (typed := _INTEGER.search(error.message)) and typed[1] in arguments:
+        number = int(typed[2]) * 1024 if typed[2] else int(re.sub("[,_]", "", typed[1]))
+        return _replace(arguments, typed[1], [str(number)])
+    if (word := _word_of_option(error)) is not None:
+        return _with_word(arguments, *word)
     return _with_loose_words(error, context, arguments)
 
 
@@ -130,16 +239,27 @@ def _with_command(name: str, context: click.Context, arguments: Sequence[str]) -
     known = group.list_commands(context) if isinstance(group, click.Group) else []
     if context.command.name == "partition" and name.partition("/")[0].upper() in _MODES:
         return _replace(arguments, name, ["apply", "gpu0", name.upper()])
+    if context.command.name == "partition" and re.fullmatch(r"(?:gpu)?\d+", name):
+        return _replace(arguments, name, ["apply", name])
+    rest = arguments[arguments.index(name) + 1 :]
     if context.parent is None and name == "help":
-        return [*(word for word in arguments if word != name), "--help"]
+        return [*rest, "--help"]
     others = _COMMANDS if context.parent is None else _SUBCOMMANDS
-    meant = others.get(name, "").split() or get_close_matches(name, known, n=1)
-    return _replace(arguments, name, meant) if meant and meant[0] in known else None
+    plain = name.casefold()
+    meant = [plain] if plain in known else others.get(plain, "").split()
+    meant = ["ps"] if meant == ["size"] and not rest else meant
+    if not meant and plain not in _NOTHING_LIKE_IT:
+        meant = get_close_matches(plain, known, n=1)
+    if not meant or meant[0] not in known:
+        return None
+    if meant[0] in _ALONE or len(meant) > 1:
+        rest = [word for word in rest if word.startswith("-")]
+    return [*arguments[: arguments.index(name)], *meant, *rest]
 
 
 def _with_option(name: str, context: click.Context, arguments: Sequence[str]) -> list[str] | None:
     known = {option for parameter in context.command.params for option in parameter.opts}
-    if name == "--all" and context.command.name == "down":
+    if name in ("--verbose", "--quiet", "-q") or (name == "--all" and context.command.name == "down"):
         return [word for word in arguments if word != name]
     meant = _OPTIONS.get(name)
     if meant not in known:
@@ -154,8 +274,9 @@ def _with_loose_words(error: click.UsageError, context: click.Context, arguments
     """Words that the command takes in another form: `resize chat 3 GB`, `chat code hello`, `size qwen3 8b`."""
     command, words = context.command.name, list(arguments)
     if command == "resize" and isinstance(error, click.MissingParameter) and len(words) in (3, 4):
-        memory = "".join(words[2:])
-        return [*words[:2], "--memory", memory + "GiB" * memory.isdigit()]
+        return [*words[:2], "--memory", _size("".join(words[2:]))]
+    if command == "apply" and isinstance(error, click.MissingParameter) and words[-1].partition("/")[0].upper() in _MODES:
+        return [*words[:-1], "gpu0", words[-1].upper()]
     if not error.message.startswith("Got unexpected extra argument") or len(words) < 3 or any(w.startswith("-") for w in words):  # noqa: PLR2004
         return None
     if command == "chat":
@@ -163,14 +284,33 @@ def _with_loose_words(error: click.UsageError, context: click.Context, arguments
     return [words[0], " ".join(words[1:])] if command == "size" else None
 
 
-def _word_of_option(error: click.ClickException) -> str | None:
-    """Of an option that takes a few words: the one that is meant."""
+def _size(typed: str) -> str:
+    """Of `3`, `3 G` or `3GB` one that can be parsed."""
+    try:
+        parse_bytes(typed)
+    except InvalidQuantity as error:
+        meant = _NEAREST.match(error.hint or "")
+        return meant[1] if meant else "4GiB"
+    return typed
+
+
+def _word_of_option(error: click.ClickException) -> tuple[str, str] | None:
+    """Of an option that takes a few words: the one that was given, and the one that is meant, else the first."""
     kind = error.param.type if isinstance(error, click.BadParameter) and error.param is not None else None
     given = re.search(r"'([^']*)' is not one of", error.format_message())
     if not isinstance(kind, click.Choice) or given is None:
         return None
-    near = get_close_matches(given[1].lower(), [str(one) for one in kind.choices], n=1)
-    return f"Did you mean {near[0]}?" if near else None
+    choices, typed = [str(one) for one in kind.choices], given[1].casefold()
+    meant = [_WORDS[typed]] if _WORDS.get(typed) in choices else get_close_matches(typed, choices, n=1)
+    return given[1], (meant or choices)[0]
+
+
+def _with_word(arguments: Sequence[str], typed: str, meant: str) -> list[str] | None:
+    """Also where it was written as `--option=word`."""
+    place = next((number for number, word in enumerate(arguments) if word == typed or word.endswith(f"={typed}")), None)
+    if place is None:
+        return None
+    return [*arguments[:place], arguments[place].removesuffix(typed) + meant, *arguments[place + 1 :]]
 
 
 def _example(error: click.MissingParameter) -> str | None:

@@ -41,5 +41,5 @@ def check_none_left(home: Home, how_to_plan: str = "") -> None:
     if left:
         raise DaemonUnreachable(
             f"no daemon runs, but these models still do: {', '.join(sorted(left))}",
-            hint=f"`aimgpu up` with their stack takes them over, `aimgpu down` stops them.{how_to_plan}",
+            hint=f"`aimgpu down` stops them, `aimgpu up` with their stack takes them over.{how_to_plan}",
         )

@@ -8,6 +8,8 @@ from difflib import get_close_matches
 from json import dumps
 from pathlib import Path
 
+import click
+
 from aimgpu.control.stack.stack_file import LARGEST_FILE, Stack, decode_stack, parse_stack, read_stack_text
 from aimgpu.errors import InvalidInput, InvalidStackFile
 from aimgpu.hardware.simulated import find_product
@@ -22,6 +24,7 @@ models:
          gpu: {memory: 2GiB}, compute: 30%, priority: medium}
   small: {model: HuggingFaceTB/SmolLM2-135M-Instruct, engine: llamacpp, context: 1024, gpu: auto, priority: low, keep: 30m}
 """
+_SMALLEST = "models: {chat: {model: smollm2}}"
 _FILE_ENDINGS = (".yaml", ".yml")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 63
@@ -41,8 +44,12 @@ def read_source(file: Path | None) -> StackText:
     if file is not None and str(file) == "-":
         return parse_source(_read_stdin(), "stdin", Path.cwd())
     path = file or _find_default()
-    if not path.exists() and (near := _files_like(path)):
-        raise InvalidStackFile(f"there is no file {path}", hint=f"Did you mean `--file {shlex.quote(near[0])}`?")
+    if not path.exists():
+        near = _files_like(path)
+        quoted = shlex.quote(str(path if path.parent.is_dir() else path.name))
+        write = f"`echo '{_SMALLEST}' > {quoted}` writes the smallest; `aimgpu up --example` needs none."
+        hint = f"Did you mean `--file {shlex.quote(near[0])}`?" if near else write
+        raise InvalidStackFile(f"there is no file {path}", hint=hint)
     return parse_source(read_stack_text(path), str(path), path.absolute().parent)
 
 
@@ -107,11 +114,13 @@ def _find_default() -> Path:
     for name in DEFAULT_FILES:
         if Path(name).is_file():
             return Path(name)
+    context = click.get_current_context(silent=True)
+    command = context.command_path if context is not None else "aimgpu up"
+    example = f"  {command} --example               three small models, to see how it works; needs no GPU\n"
     raise InvalidStackFile(
         f"nothing to serve: no model was named, and there is no stack.yaml in {Path.cwd()}",
         hint="One of these:\n"
-        "  aimgpu up --example               three small models, to see how it works; needs no GPU\n"
-        "  aimgpu up smollm2 ./mine.gguf     these models, each sized by itself\n"
-        "  aimgpu up --file stack.yaml       a stack file; the smallest is\n"
-        "                                    models: {chat: {model: HuggingFaceTB/SmolLM2-135M-Instruct}}",
+        f"{example if command == 'aimgpu up' else ''}"
+        f"  {command} smollm2 ./mine.gguf     these models, each sized by itself\n"
+        f"  {command} --file stack.yaml       a stack file; the smallest is {_SMALLEST}",
     )

@@ -80,6 +80,8 @@ log = logging.getLogger(__name__)
 
 _OPEN_FILES = 65_536
 _LAST_PORT = 65_535
+_FIRST_PORT = 8080  # that is proposed
+_PORTS_TRIED = 64
 _SWITCH_SECONDS = 0.0005
 
 
@@ -452,9 +454,21 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         why = "Ports below 1024 are for root" if isinstance(error, PermissionError) else "Another program has the port?"
-        hint = f"{why}. Choose one with `--port 8080`, or set AIMGPU_PORT.".replace("?.", "?")
+        hint = f"{why}. Choose one with `--port {_free_port(family, host, port)}`, or set AIMGPU_PORT.".replace("?.", "?")
         raise DaemonRunning(f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from error
     return listener
+
+
+def _free_port(family: socket.AddressFamily, host: str, taken: int) -> int:
+    """The next that nobody has, from that of every daemon on."""
+    for port in (*range(max(taken + 1, _FIRST_PORT), _LAST_PORT + 1)[:_PORTS_TRIED], 0):
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            try:
+                trial.bind((host, port))
+            except OSError:
+                continue
+            return int(trial.getsockname()[1])
+    return taken
 
 
 def _read_keys(options: ServeOptions) -> ReloadingKeys:

@@ -37,6 +37,7 @@ _MAKERS = (
 )
 _LONGEST_NAME = 100
 _MOST_SUGGESTED = 4
+_SIZES = ("RTX-3060-12", "RTX-4090-24", "MI300X")  # for a GPU that is like none of those known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +91,14 @@ def find_gpu(name: str) -> KnownGpu:
     meant = (
         f"Did you mean {' or '.join(near)}? "
         if near
-        else "Name one with as much memory, such as RTX-3060-12 or MI300X; 24GiB in its place lists some. "
+        else f"Name one with as much memory, such as {' or '.join(_SIZES)}; 24GiB in its place lists some. "
     )
     raise UnknownProduct(
         f"{shown!r} is not a GPU that can be simulated",
         hint=f"{meant}`aimgpu gpus --known` lists the {len(known_gpus())} that are known.",
         page_hint=f"{meant}The reference lists the {len(known_gpus())} that are known.",
         typed=name,
-        near=near,
+        near=near or _SIZES,
     )
 
 

@@ -78,6 +78,10 @@ _ALIASES = {
     "awq-int4": "awq",
     "bnb-nf4": "nf4",
     "bnb-4bit": "nf4",
+    "4bit": "int4",
+    "4-bit": "int4",
+    "8bit": "int8",
+    "8-bit": "int8",
 }
 
 
@@ -92,7 +96,7 @@ def find_precision(name: str) -> Precision:
         return Precision(name=wanted, weight_bytes=size, other_bytes=size)
     known = ", ".join([*PRECISIONS, *GGUF_MIXES, *sorted(set(GGUF_TYPES) - set(PRECISIONS) - set(GGUF_MIXES))])
     near = [one for one in GGUF_MIXES if one.startswith(f"{wanted}_k_m")] or get_close_matches(wanted, known.split(", "), n=1)
-    meant = f"Did you mean {near[0]}? " if near else ""
+    meant = f"Did you mean {near[0]!r}? " if near else ""
     raise InvalidInput(f"{name!r} is not a precision", hint=f"{meant}Known: {known}.")
 
 

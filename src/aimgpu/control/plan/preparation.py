@@ -8,7 +8,8 @@ from aimgpu.control.events import Emit, Event, EventKind
 from aimgpu.control.plan.asleep import is_to_sleep
 from aimgpu.control.plan.prepared import Prepared
 from aimgpu.control.sizing_inputs.model_names import Readers, is_short_name, published_formats, unfetchable, unreadable
-from aimgpu.domain import Ask, Deployment, Device, Vendor
+from aimgpu.control.stack.server import COMMAND
+from aimgpu.domain import PROGRAM, Ask, Deployment, Device, Vendor
 from aimgpu.engines.models.hub import GGUF
 from aimgpu.engines.overrides import check_overrides
 from aimgpu.engines.protocols import Availability, Engine, LocalModel, ServerEngine, Sleeper
@@ -90,7 +91,8 @@ def choose_engine(dependencies: Dependencies, deployment: Deployment, devices: t
             if _reads(engine, deployment.model, local):
                 return engine.name
             others.append(engine.name)
-        reasons.append(f"{engine.name}: {reason or f'does not serve {_join(formats)} files'}")
+        if engine.name not in (COMMAND, PROGRAM):  # which nobody expects to serve a model by its name
+            reasons.append(f"{engine.name}: {reason or f'does not serve {_join(formats)} files'}")
     if others and GGUF not in formats:  # engines that run here, and read other files
         raise unreadable(deployment.model, formats, f"which no engine that runs here reads ({'; '.join(reasons)})")
     raise EngineUnavailable(f"{deployment.name}: no engine can run here", hint="; ".join(reasons))

@@ -52,7 +52,8 @@ def read_local_model(path: Path) -> ModelFacts:
         where = error.filename or path
         raise InvalidModelFile(f"cannot read {where}: {error.strerror}", hint="Check the path and its permissions.") from error
     what = "is neither a folder nor a .gguf file" if path.exists() else "does not exist"
-    raise InvalidModelFile(f"{path} {what}", hint="Give the .gguf file, or the folder with config.json and safetensors.")
+    page_hint = "Give the .gguf file, or the folder with config.json and safetensors."
+    raise InvalidModelFile(f"{path} {what}", hint=f"{page_hint} `aimgpu run smollm2` needs neither.", page_hint=page_hint)
 
 
 def _local_path(model: str) -> Path | None:

@@ -1,5 +1,6 @@
 """What a model's name means while no file of it is here: which model, published as which files, read by which engine."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from aimgpu.sizing.weights import weight_bytes
 Readers = Mapping[str, frozenset[str]]  # formats of each engine that runs here, the best engine first
 
 
+_ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)")
 _MOST_ASKED = 3
 _NO_CHAT = ("Embedding", "Reranker", "Guard")  # words of names
 
@@ -38,6 +40,12 @@ def published_formats(model: str) -> frozenset[str]:
     if name.tag or name.repository.casefold().endswith("-gguf"):
         return frozenset({GGUF})
     return frozenset({SAFETENSORS}) if built_in().row(model) else frozenset()
+
+
+def plain_name(typed: str) -> str:
+    """Of a hub's address, as a browser shows it, the repository."""
+    found = _ADDRESS.match(typed)
+    return found[1] if found else typed
 
 
 def is_short_name(model: str) -> bool:
@@ -126,6 +134,8 @@ def unknown_model(model: str, catalogue: Catalogue) -> UnknownModel:
         hint=begin + "Give the path of its folder or .gguf, or a name from `aimgpu catalogue list`; or give its size once: "
         f"`aimgpu catalogue add {model} --parameters 7B`.",
         page_hint=begin + "Choose one of the list, or give the path of its folder or .gguf file.",
+        typed=model,
+        near=near,
     )
 
 

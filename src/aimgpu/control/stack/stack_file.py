@@ -32,7 +32,7 @@ from aimgpu.domain import (
     Whole,
 )
 from aimgpu.engines.command.presets import PRESETS
-from aimgpu.errors import InvalidStackFile, UnknownProduct
+from aimgpu.errors import InvalidQuantity, InvalidStackFile, UnknownProduct
 from aimgpu.files import read_bounded
 from aimgpu.units import parse_bytes, parse_duration_ms, parse_ppm
 
@@ -91,6 +91,8 @@ _BELONGS = (
     | dict.fromkeys(SLO_KEYS, "slo")
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+_MODE = re.compile("[SDTQC]PX", re.IGNORECASE)
+_ALWAYS = ("forever", "for ever", "true", "yes", "on", "infinite", "-1")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,62}", re.ASCII)
 
 
@@ -196,9 +198,14 @@ def _check_name(name: str, node: YamlNode, of: str) -> None:
     if not _NAME.fullmatch(name):
         raise node.complaint(
             f"{name[:70]!r} cannot be a {of}'s name",
-            "Use up to 63 letters, digits, '.', '_' and '-'; begin with a letter or digit.",
+            f"{_name_like(name)}Use up to 63 letters, digits, '.', '_' and '-'; begin with a letter or digit.",
             line=node.key_line,
         )
+
+
+def _name_like(name: str) -> str:
+    near = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:63]
+    return f"Did you mean {near!r}? " if _NAME.fullmatch(near) else ""
 
 
 def _program(name: str, node: YamlNode, base_directory: Path | None) -> Deployment:
@@ -304,7 +311,8 @@ def _want(node: YamlNode | None) -> tuple[Want, int | None, int]:
     if node is None:
         return Auto(), None, 1
     if not node.is_mapping:
-        node.choice(("auto",))
+        if (text := node.text("auto")) != "auto":
+            raise node.complaint(f"'gpu' cannot be {text[:40]!r}", f"Write `gpu: {_share_like(text)}`, or `gpu: auto`.")
         return Auto(), None, 1
     fields = node.fields((*_WANT_KEYS, "compute", "devices"))
     chosen = [key for key in fields if key in _WANT_KEYS]
@@ -321,6 +329,21 @@ def _want(node: YamlNode | None) -> tuple[Want, int | None, int]:
     return (_chosen_want(chosen[0], fields[chosen[0]]) if chosen else Auto()), compute_ppm, devices
 
 
+def _share_like(text: str) -> str:
+    """What `2GiB`, `50%`, `2` or `cpx` alone may mean."""
+    if _MODE.fullmatch(text):
+        return f"{{partition: {text.lower()}}}"
+    if text.isdigit():
+        return f"{{whole: {text}}}"
+    for key, parse in (("memory", parse_bytes), ("fraction", parse_ppm)):
+        try:
+            parse(text)
+        except InvalidQuantity:
+            continue
+        return f"{{{key}: {text}}}"
+    return "{memory: 24GiB}"
+
+
 def _chosen_want(key: str, node: YamlNode) -> Want:
     if key == "memory":
         return Memory(memory_bytes=node.quantity(parse_bytes, "24GiB"))
@@ -334,6 +357,8 @@ def _chosen_want(key: str, node: YamlNode) -> Want:
 def _keep_seconds(node: YamlNode | None) -> int | None:
     if node is None or node.text("10m") == "always":
         return None
+    if node.text("10m") in _ALWAYS:
+        raise node.complaint(f"'keep' cannot be {node.text('10m')!r}", "Did you mean 'always'?")
     milliseconds = node.quantity(parse_duration_ms, "10m")
     if milliseconds % 1000:
         raise node.complaint("'keep' must be whole seconds", "For example: keep: 10m, or keep: always")

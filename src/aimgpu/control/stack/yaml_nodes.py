@@ -17,6 +17,7 @@ from aimgpu.errors import InvalidQuantity, InvalidStackFile
 _MOST_CHARACTERS = 1_000_000
 _DEEPEST = 8
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
+_THOUSANDS = re.compile(r"[1-9][0-9]{0,3}[kK]", re.ASCII)
 _MOST_DIGITS = 12
 _MAPPING_HINT = "Write `key: value` lines, indented below it."
 _NULL_TAG = "tag:yaml.org,2002:null"
@@ -50,7 +51,8 @@ class YamlNode:
     def entries(self, expected: str) -> dict[str, "YamlNode"]:
         """A mapping with keys of the user's choice, none twice."""
         if not isinstance(self.node, yaml.MappingNode):
-            raise self.complaint(f"{self._name} must be {expected}, not {self._kind}", _MAPPING_HINT)
+            hint = f"Write `{self.key}: {{model: {self.node.value}}}`." if self._is_model(expected) else _MAPPING_HINT
+            raise self.complaint(f"{self._name} must be {expected}, not {self._kind}", hint)
         found: dict[str, YamlNode] = {}
         lines: dict[str, int] = {}
         for key_node, value_node in self.node.value:
@@ -74,7 +76,7 @@ class YamlNode:
         found = self.entries(expected)
         for key, value in found.items():
             if key not in names:
-                hint = _key_hint(key, names, belongs or {})
+                hint = _key_hint(key, value, names, belongs or {})
                 raise value.complaint(f"unknown key {_short(key)}{self._within}", hint, line=value.key_line)
         return found
 
@@ -120,9 +122,10 @@ class YamlNode:
         """From 1 to `most`."""
         text = self.text(example)
         if not _WHOLE_NUMBER.fullmatch(text):
-            raise self.complaint(
-                f"{self._name} must be a whole number, not {_short(text)}", f"For example: {self.key}: {example}"
-            )
+            number = str(int(text[:-1]) * 1024) if _THOUSANDS.fullmatch(text) else re.sub("[,_]", "", text)
+            meant = f"Did you mean {number!r}? " if _WHOLE_NUMBER.fullmatch(number) else ""
+            hint = f"{meant}For example: {self.key}: {example}"
+            raise self.complaint(f"{self._name} must be a whole number, not {_short(text)}", hint)
         if len(text) > _MOST_DIGITS or not 1 <= int(text) <= most:
             raise self.complaint(f"{self._name} cannot be {_short(text, quote=str)}", f"It goes from 1 to {most}.")
         return int(text)
@@ -141,6 +144,10 @@ class YamlNode:
     @property
     def _name(self) -> str:
         return repr(self.key) if self.key else "the file"
+
+    def _is_model(self, expected: str) -> bool:
+        """Whether the name of a model stands where its entry should be."""
+        return isinstance(self.node, yaml.ScalarNode) and bool(self.node.value) and "{model:" in expected
 
     @property
     def _within(self) -> str:
@@ -208,10 +215,13 @@ def _syntax_complaint(error: yaml.MarkedYAMLError, text: str, source: str) -> In
     return InvalidStackFile(f"{source}, line {line}: {error.problem or 'not YAML'}", hint=hint)
 
 
-def _key_hint(key: str, names: list[str], belongs: Mapping[str, str]) -> str:
+def _key_hint(key: str, value: YamlNode, names: list[str], belongs: Mapping[str, str]) -> str:
     if key in belongs:
-        return f"{key!r} belongs under {belongs[key]!r}."
-    near = get_close_matches(key.lower(), names, n=1)
+        line = f"{belongs[key]}: {{{key}: {value.node.value}}}" if isinstance(value.node, yaml.ScalarNode) else ""
+        return f"{key!r} belongs under {belongs[key]!r}{f': `{line}`' if line and ':' not in belongs[key] else ''}."
+    if "models" in names and value.is_mapping and "model" in value.entries(""):
+        return f"{key!r} belongs under 'models': `models: {{{key}: {{model: ...}}}}`."
+    near = [f"{key}_p95"] if f"{key}_p95" in names else get_close_matches(key.lower(), names, n=1)
     return (f"Did you mean {near[0]!r}? " if near else "") + f"Known keys: {', '.join(names)}."
 
 

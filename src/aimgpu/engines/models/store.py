@@ -154,11 +154,15 @@ class LocalModelStore:
 
     def _unknown(self, model: str) -> ModelUnavailable:
         if model.endswith(".gguf") or model.startswith(("/", "./", "../", "~")):
-            files = sorted(Path(model).expanduser().glob("*.gguf"))[:_MOST_NAMED]
-            page_hint = hint = "Give a .gguf file, or a folder that holds a config.json."
+            path = Path(model).expanduser()
+            files = sorted((path if path.is_dir() else path.parent).glob("*.gguf"))[:_MOST_NAMED]
+            page_hint = "Give a .gguf file, or a folder that holds a config.json."
+            hint = f"{page_hint} `aimgpu run smollm2` needs neither."
             if files:
-                page_hint = f"Name one of its files: {', '.join(map(str, files))}."
-                hint = "\n  ".join(("Name one of its files:", *(f"aimgpu run {shlex.quote(str(file))}" for file in files)))
+                page_hint = f"Name one of the files there: {', '.join(map(str, files))}."
+                hint = "\n  ".join(
+                    ("Name one of the files there:", *(f"aimgpu run {shlex.quote(str(file))}" for file in files))
+                )
             return ModelUnavailable(f"there is no model at {model}", hint=hint, page_hint=page_hint)
         names = ", ".join(one.name for one in self._packaged)
         return ModelUnavailable(

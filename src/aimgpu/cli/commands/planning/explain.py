@@ -1,5 +1,6 @@
 """`aimgpu explain`: why a model is, or would be, where it is; or why it is nowhere."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -110,6 +111,8 @@ def _unknown(name: str, path: Path, snapshot: Snapshot, named: Sequence[str]) ->
     file = f"{path} does not name it" if _is_there(path) else f"there is no {path}"
     question = suggest_nearest([name], [*running, *named])
     in_file = f" In {path}: {', '.join(named) or 'none'}." if _is_there(path) else " Name a stack file with -f."
+    if not running and not named:
+        in_file += f" `{shlex.join(['aimgpu', 'plan', name])}` asks it of a model."
     hint = f"{question}Running: {', '.join(sorted(running)) or 'none'}.{in_file}"
     return UnknownDeployment(f"{name!r} does not run, and {file}", hint=hint)
 

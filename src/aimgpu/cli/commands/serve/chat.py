@@ -7,7 +7,7 @@ from json import dumps
 
 import click
 
-from aimgpu.cli.gateway_client import START_HINT, GatewayClient, ListedModel
+from aimgpu.cli.gateway_client import GatewayClient, ListedModel, start_hint
 from aimgpu.cli.output import examples, json_option, print_error
 from aimgpu.cli.running_models import complete_running
 from aimgpu.cli.views.word_wrap import WordWrap
@@ -184,5 +184,5 @@ def read_typed() -> Iterator[str]:
 def _daemon_url() -> str:
     record = find_home().read_daemon()
     if record is None:
-        raise DaemonUnreachable(f"no daemon runs (looked in {find_home().path})", hint=START_HINT)
+        raise DaemonUnreachable(f"no daemon runs (looked in {find_home().path})", hint=start_hint())
     return record.url

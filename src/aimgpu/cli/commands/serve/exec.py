@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -19,16 +20,18 @@ from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.errors import AimGpuError, Conflict, DaemonUnreachable, EngineFailed, InvalidInput
 from aimgpu.home import Home, find_home
 from aimgpu.secret_variables import split_secrets
-from aimgpu.units import parse_duration_ms
+from aimgpu.units import parse_bytes, parse_duration_ms, parse_ppm
 
 _JOINED = {"LD_LIBRARY_PATH", "LD_PRELOAD"}  # ours first, then the caller's
 _GIVEN = frozenset({"PATH", "VIRTUAL_ENV", "LANG", "TZ"})  # with --detach: what finds programs and words
 _GIVEN_PREFIXES = ("LC_", "PYTHON", "CONDA_")
 _FOR_EVER = "for ever"
 _FOR_EVER_SECONDS = 10**9
+_LAST_PORT = 65_535
 _NOT_STARTED = 126  # as shells report a program that cannot be run
 _MARK = "AIMGPU_INSTANCE"  # in the environment of every program that has a grant
 _WINNER_SECONDS = 30.0
+_SHARES = ("--memory", "--fraction", "--partition", "--whole")
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -109,9 +112,11 @@ def exec_command(command: tuple[str, ...], **options: object) -> None:
 def _request(command: tuple[str, ...], asked: ExecOptions) -> dict[str, Any]:
     share = {"memory": asked.memory, "fraction": asked.fraction, "partition": asked.partition, "whole": asked.whole}
     if all(value is None for value in share.values()):
-        raise InvalidInput(
-            "nobody can size a program", hint="Say how much it gets: --memory, --fraction, --partition or --whole."
-        )
+        hint = f"Say how much it gets: --memory, --fraction, --partition or --whole. For example `{_line_for(command)}`."
+        raise InvalidInput("nobody can size a program", hint=hint)
+    for text, parse in ((asked.memory, parse_bytes), (asked.fraction, parse_ppm), (asked.compute, parse_ppm)):
+        if text is not None:
+            parse(text)  # before a daemon is started for it
     gpu = {**share, "devices": asked.devices, "compute": asked.compute}
     fields = {
         "command": "program",  # stands for the words below, which are no YAML
@@ -136,6 +141,15 @@ def _request(command: tuple[str, ...], asked: ExecOptions) -> dict[str, Any]:
         "detach": asked.detach,
         "wait_seconds": wait,
     }
+
+
+def _line_for(command: tuple[str, ...]) -> str:
+    """The share first, also where it was written behind the program."""
+    places = (place for place, word in enumerate(command[:-1]) if word in _SHARES)
+    place = next(places, None)
+    share = ("--memory", "8GiB") if place is None else command[place : place + 2]
+    program = command if place is None else command[:place] + command[place + 2 :]
+    return shlex.join(["aimgpu", "exec", *share, "--", *program])
 
 
 def _this_process() -> dict[str, Any]:
@@ -182,7 +196,10 @@ def _start_apart(home: Home, software: str | None) -> None:
     """From a process that ends, so that the daemon is not a child of the program which this one becomes."""
     from aimgpu.cli.daemon_process import DaemonOptions, start_daemon  # noqa: PLC0415 -- seldom, and slow
 
-    options = DaemonOptions(port=int(os.environ.get("AIMGPU_PORT", "8080")), simulate=software, software=software is not None)
+    port = os.environ.get("AIMGPU_PORT", "8080")
+    if not port.isdecimal() or int(port) > _LAST_PORT:
+        raise InvalidInput(f"AIMGPU_PORT is {port[:50]!r}, which is no port", hint="`unset AIMGPU_PORT` returns to 8080.")
+    options = DaemonOptions(port=int(port), simulate=software, software=software is not None)
     answers, answer = os.pipe()
     child = os.fork()
     if child == 0:

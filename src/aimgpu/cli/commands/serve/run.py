@@ -1,6 +1,8 @@
 """`aimgpu run`: start a model where it does not run yet, and chat with it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -11,11 +13,12 @@ from aimgpu.cli.daemon_process import DaemonOptions, start_daemon
 from aimgpu.cli.gateway_client import GatewayClient
 from aimgpu.cli.output import examples, json_option
 from aimgpu.cli.progress import show_progress
+from aimgpu.cli.running_models import deployed_names
 from aimgpu.cli.signals import signals_as_interrupt
 from aimgpu.cli.stack_source import StackText, name_of, source_of_models
 from aimgpu.cli.views.apply import follow_apply, refusal_error
 from aimgpu.cli.views.status import print_simulated
-from aimgpu.errors import EngineFailed
+from aimgpu.errors import EngineFailed, UnknownModel
 from aimgpu.home import find_home
 
 
@@ -67,8 +70,8 @@ def _serve(model: str, port: int, *, quiet: bool) -> _Served:
         running = _find_running(client.read_status(), model)
         if running is not None:
             return _Served(name=running, url=record.url, started=False)
-        return _Served(name=_start(client, source_of_models((model,))), url=record.url, started=True)
-    source = source_of_models((model,))
+        return _Served(name=_start(client, _source(model, deployed_names(client.read_status()))), url=record.url, started=True)
+    source = _source(model, ())
     with signals_as_interrupt():
         daemon = start_daemon(home, DaemonOptions(port=port))
         try:
@@ -81,11 +84,23 @@ def _serve(model: str, port: int, *, quiet: bool) -> _Served:
             daemon.stop()
 
 
+def _source(model: str, deployed: Iterable[str]) -> StackText:
+    """Raises UnknownModel: what is deployed and has a name like it before what might be fetched."""
+    try:
+        return source_of_models((model,))
+    except UnknownModel as error:
+        error.near = (*get_close_matches(model, sorted(deployed)), *error.near)
+        raise
+
+
 def _find_running(status: dict[str, Any], model: str) -> str | None:
     """A deployment of this name, or one that is made from this model."""
     names = [str(one["name"]) for one in status.get("deployments", ())]
     name, separator, _ = model.partition("=")
     wanted = name if separator else model
+    called = {name.casefold(): name for name in names} | {name: name for name in names}
+    if not separator or wanted in names:
+        wanted = called.get(wanted, called.get(wanted.casefold(), wanted))
     if wanted in names:
         return wanted
     made_from = {str(one["model"]): str(one["name"]) for one in status.get("instances", ())}

@@ -5,12 +5,11 @@ import click
 from aimgpu.cli.output import Column, examples, json_option, print_json, print_table
 from aimgpu.control.sizing_inputs.catalogue_file import CatalogueFile, read_catalogue_csv
 from aimgpu.control.sizing_inputs.model_files import read_local_model
-from aimgpu.errors import InvalidInput, UnknownModel
+from aimgpu.errors import UnknownModel
 from aimgpu.home import find_home
 from aimgpu.sizing import Row, built_in, read_row
 from aimgpu.sizing.catalogue import COLUMNS
 
-_FEWEST_PARAMETERS = 100_000
 _SETTABLE = tuple(name for name in COLUMNS if name not in ("id", "parameters"))
 
 
@@ -43,9 +42,8 @@ def show(model: str, as_json: bool) -> None:
     known = _file().catalogue()
     row = next((row for row in known.rows if model.casefold() in _names(row)), None)
     if row is None:
-        near = known.near(model)
-        remark = built_in().remark(model) or (f"Did you mean {' or '.join(near)}?" if near else None)
-        raise UnknownModel(f"{model} is not in the catalogue", hint=remark or "`aimgpu catalogue list` shows what is.")
+        hint = built_in().remark(model) or "`aimgpu catalogue list` shows what is."
+        raise UnknownModel(f"{model!r} is not in the catalogue", hint=hint, typed=model, near=known.near(model))
     facts = _to_json(row)
     if as_json:
         print_json(facts)
@@ -73,7 +71,6 @@ def add(model: str, parameters: str | None, path: Path | None, settings: tuple[s
     """Add MODEL to your own file, or replace it there."""
     if path and (parameters or settings):
         raise click.UsageError("--path has all the facts: give it without --parameters and --set")
-    _check_unit(parameters)
     row = _row_from_path(model, path) if path else _row_from_options(model, parameters, settings)
     _file().add([row])
     _say({"added": model}, f"Added {model}.", as_json=as_json)
@@ -124,14 +121,6 @@ def _row_from_options(model: str, parameters: str | None, settings: tuple[str, .
             raise click.BadParameter(f"there is no column {name.strip()!r}; known: {', '.join(_SETTABLE)}", param_hint="--set")
         cells[name.strip()] = value.strip()
     return read_row(cells, "the new row")
-
-
-def _check_unit(parameters: str | None) -> None:
-    """Nobody means a model of seven parameters."""
-    if parameters is not None and parameters.strip().isdigit() and int(parameters) < _FEWEST_PARAMETERS:
-        raise InvalidInput(
-            f"a model of {parameters!r} parameters is too small to be one", hint=f"Did you mean '{parameters}B'?"
-        )
 
 
 def _say(value: object, text: str, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.domain import Device
 from aimgpu.errors import InvalidInput
 from aimgpu.home import find_home
-from aimgpu.sizing import ModelFacts, SizingRequest
+from aimgpu.sizing import ModelFacts, SizingRequest, built_in
 from aimgpu.sizing.precision import PRECISIONS as ALL_PRECISIONS
 from aimgpu.sizing.precision import find_precision
 from aimgpu.sizing.profiles import PRECISIONS, Profile, aim_profile_id, make_profile, to_aim, to_json
@@ -104,9 +104,9 @@ def _variant(variant: str) -> tuple[ModelFacts, str]:
     model, dash, precision = variant.rpartition("-")
     known = {name.lower(): name for name in (*PRECISIONS, *ALL_PRECISIONS)}
     if not dash or not model or precision.lower() not in known:
-        raise InvalidInput(
-            f"{variant!r} is not a model and a precision", hint=f"Write MODEL-PRECISION with one of {', '.join(PRECISIONS)}."
-        )
+        near = [f"{model}-{PRECISIONS[0]}" for model in built_in().near(variant)]
+        hint = f"Write MODEL-PRECISION with one of {', '.join(PRECISIONS)}."
+        raise InvalidInput(f"{variant!r} is not a model and a precision", hint=hint, typed=variant, near=near)
     return _facts((model,))[0], known[precision.lower()]
 
 

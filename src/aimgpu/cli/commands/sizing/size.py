@@ -5,14 +5,14 @@ from pathlib import Path
 
 import click
 
-from aimgpu.cli.model_names import are_gpus_simulated, ask_about, engines_here
+from aimgpu.cli.model_names import are_gpus_simulated, engines_here
 from aimgpu.cli.options import gpu_option
 from aimgpu.cli.output import examples, json_option, print_json
 from aimgpu.cli.sizing_basis import own_basis
 from aimgpu.cli.views.size import fit_lines, flag_line, footprint_json, saving_lines, waterfall
 from aimgpu.control.plan.preparation import formats_of, readers, suited_engines
 from aimgpu.control.sizing_inputs.model_files import find_model_facts
-from aimgpu.control.sizing_inputs.model_names import as_gguf, is_path, is_short_name
+from aimgpu.control.sizing_inputs.model_names import as_gguf, is_path, is_short_name, plain_name
 from aimgpu.domain import Device
 from aimgpu.domain.codec import encode
 from aimgpu.engines.models.hub import GGUF
@@ -87,11 +87,13 @@ def size(
         _show_last_run(from_run, as_json=as_json)
         return
     if model is None or from_run is not None:
-        raise InvalidInput("size takes a MODEL, or --from-run", hint="For example: aimgpu size Qwen/Qwen3-8B")
+        line = shlex.join(["aimgpu", "size", "smollm2", *(("--gpu", gpu) if gpu else ())])
+        raise InvalidInput("size takes a MODEL, or --from-run", hint=f"For example `{line}`.")
     if engine_version is not None and not any(character.isdigit() for character in engine_version):
         raise InvalidInput(
             f"{engine_version!r} is not a version", hint="Write it as the engine prints it, such as 0.11.0 or b9272."
         )
+    typed, model = model, plain_name(model)
     subject = _understand(model, engine, here=gpu is None)
     count = parse_parameter_count(parameters) if parameters else None
     model, engine = subject.model, subject.engine
@@ -103,7 +105,7 @@ def size(
         line = shlex.join(["aimgpu", "size", "smollm2", "--gpu", model])
         raise UnknownModel(f"{model!r} is a GPU", hint=f"Name a model too, as in `{line}`.")
     if count is None and subject.path is None and (near := _near(basis.catalogue(), model)):
-        raise UnknownModel(f"nothing is known of the model {model!r}", hint=ask_about(near))
+        raise UnknownModel(f"nothing is known of the model {model!r}", typed=typed, near=near)
     name = basis.catalogue_name(model, engine)
     facts = find_model_facts(name, subject.path, parameters=count, catalogue=basis.catalogue())
     device = find_device(gpu)
@@ -155,7 +157,8 @@ def _understand(typed: str, engine: str | None, *, here: bool) -> _Subject:
     """For the engine that would run here, unless another one, or another GPU, is named."""
     catalogue = own_basis(()).catalogue()
     local = make_model_store().find(typed)
-    row = resolve(catalogue.rows, typed) if local is None and is_short_name(typed) and not catalogue.find(typed) else None
+    unknown = local is None and is_short_name(typed) and not catalogue.find(typed)
+    row = resolve(catalogue.rows, typed.removesuffix(":latest")) if unknown else None
     model = row.facts.name if row else typed
     remarks: tuple[str, ...] = (f"{typed} is taken as {model}",) if row else ()
     if engine is None:

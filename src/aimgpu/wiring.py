@@ -219,7 +219,7 @@ def make_dependencies(home: Home, hardware: Hardware, in_flight: Callable[[str],
 
 
 def check_gpus(stack: Stack, hardware: Hardware) -> None:
-    """A daemon keeps the GPUs it was started with; a stack that wants others is refused, not bent."""
+    """Refuse a stack that wants other GPUs than those with which the daemon was started."""
     if stack.gpus.simulated is None:
         return
     devices = hardware.read_devices()

@@ -54,7 +54,7 @@ def read_source(file: Path | None) -> StackText:
 
 
 def choose_source(file: Path | None, models: tuple[str, ...], *, example: bool) -> StackText:
-    """One of the three; a file only where neither models nor the example are asked for."""
+    """The stack of the models, the example or a file, of which at most one may be named."""
     if sum((file is not None, bool(models), example)) > 1:
         raise InvalidInput("a stack file, models and --example exclude each other", hint="Give one of them.")
     if example:

@@ -86,7 +86,7 @@ def read_world(saved: Path | None, gpu: str | None, count: int, stack: Stack | N
 
 
 def empty_machine(product: str, count: int) -> World:
-    """GPUs that are not in use yet; what earlier runs on such a product took is known all the same."""
+    """Empty GPUs of a product, with what earlier runs on such a product took."""
     snapshot = empty_node(NODE, devices_of_product(product, count), make_isolator(find_home()))
     return World(snapshot=snapshot, basis=_own_basis(snapshot))
 

@@ -309,7 +309,7 @@ class Applier:
             raise LayoutNotApplied(f"{device.id} reads {device.layout.name} after {step.after} was asked for")
 
     def restore_layout(self, step: ChangeLayout, emit: Emit) -> None:
-        """Undo a half-done change; where that fails too, what is read back is what will be reported."""
+        """Undo a half-done change. If that fails too, the layout that is read back is reported."""
         for device_id, layout in step.before:
             try:
                 now = {device.id: device.layout.name for device in self._dependencies.hardware.read_devices()}
@@ -426,7 +426,7 @@ class _ChainRun:
         self._resized: list[ResizeGrant] = []
 
     def __call__(self) -> Exception | None:
-        """The error, once what it left half-done is undone."""
+        """Run the chain, and undo its half-done steps if it fails. Returns the error."""
         try:
             self._run()
         except Exception as error:  # noqa: BLE001 - whatever it was, others must not stay stopped for it

@@ -310,7 +310,7 @@ class Controller:
         self._run(self._loop.decide(decide), emit)
 
     def note_ended(self, name: str, *, emit: Emit = ignore) -> None:
-        """Look at a program now: what ended is recorded or started again, and what a caller brought is forgotten."""
+        """Record a program that ended, or start it again; one that a caller brought is forgotten."""
         deployment = self._ledger.deployment(name)
         if deployment is not None and deployment.has_caller:
             self.release([name], emit=emit)

@@ -142,7 +142,7 @@ class Placer:
         return follow
 
     def _place_together(self, placings: Sequence[Placing], reading: Reading) -> None:
-        """Where all fit and none depends on another."""
+        """Place all of them at once, which works if all fit and none depends on another."""
         chosen = {one.restart.deployment.name: one for one in placings if one.restart and self._may_join(one.restart)}
         if len(chosen) < _LEAST_TOGETHER:
             return

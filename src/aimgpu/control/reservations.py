@@ -112,7 +112,7 @@ class Reservations:
         self._ending -= set(instance_ids)
 
     def block(self, key: Key, partitions: Iterable[str], devices: Iterable[str]) -> None:
-        """Nothing is placed on these GPUs, whose partitions go, until `unblock`."""
+        """Place nothing on these GPUs until `unblock`, since their partitions will be removed."""
         self._halted[key] = frozenset(devices)
         self._loop.layouts_version += 1
         self._changing[key] = frozenset(partitions)

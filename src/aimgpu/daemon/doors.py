@@ -50,7 +50,7 @@ YES, WHO, NO = 200, 401, 403
 
 
 def list_doors() -> list[DoorOf]:
-    """Of everything that the daemon's port answers."""
+    """Every path that the daemon's port answers, with who may call it."""
     return sorted(_list_doors())
 
 

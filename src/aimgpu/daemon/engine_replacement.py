@@ -15,7 +15,7 @@ Replace = Callable[[str], None]  # by its id: stop an instance, and start its de
 
 
 async def replace_faulty(faults: EngineFaults, replace: Replace, reconciled: asyncio.Event) -> None:
-    """For as long as the daemon runs."""
+    """Replace engines that were reported as faulty, for as long as the daemon runs."""
     await reconciled.wait()
     while True:
         for instance_id, reason in faults.take().items():

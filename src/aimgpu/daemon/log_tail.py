@@ -51,7 +51,7 @@ def _tail(path: Path, lines: int) -> tuple[bytes, _Place]:
 
 
 def _read_from(path: Path, place: _Place) -> tuple[bytes, _Place]:
-    """What follows the mark, wherever it stands now; if it is gone, the log is another and is read from its beginning."""
+    """The lines after the mark. If the mark is gone, the log was replaced and is read from its beginning."""
     mark = place.mark
     try:
         with path.open("rb") as file:

@@ -48,7 +48,7 @@ class ProgramLine:
         self._tickets = itertools.count()
 
     def asking(self) -> frozenset[str]:
-        """Names of those that are in line or being started."""
+        """Names of the programs that wait or are being started."""
         with self._lock:
             return frozenset(self._places)
 

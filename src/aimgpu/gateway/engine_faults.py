@@ -26,7 +26,7 @@ class EngineFaults:
             self._found.setdefault(instance_id, reason)
 
     def take(self) -> dict[str, str]:
-        """Reasons by instance, since the last call."""
+        """Faults since the last call: reasons by instance."""
         with self._lock:
             found, self._found = self._found, {}
             return found

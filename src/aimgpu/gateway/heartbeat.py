@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def parse_wake_heartbeat(text: str) -> float:
-    """Seconds. Raises InvalidInput."""
+    """The interval in seconds. Raises InvalidInput."""
     try:
         return 0.0 if text == "0" else parse_duration_ms(text) / 1000
     except InvalidQuantity as error:

@@ -513,7 +513,7 @@ def _is_slow(request: ProxiedRequest) -> bool:
 
 
 def _outcome_of(error: AimGpuError) -> RequestOutcome:
-    """An answer of 500 may be the request's fault, so it says nothing; one that breaks off says that the engine is broken."""
+    """How the request counts for the engine: a 500 may be the request's fault, an answer that breaks off is the engine's."""
     if isinstance(error, EngineTimedOut | EngineUnavailable):
         return RequestOutcome.OVERLOADED
     if isinstance(error, EngineUnreachable):

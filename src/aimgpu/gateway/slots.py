@@ -320,7 +320,7 @@ class Slots:
 
 
 def _blocked(model: ServedModel | None, now: float) -> ModelNotReady | None:
-    """The refusal with why its last start failed; None: none failed, or the next one is about to begin."""
+    """A refusal with the reason of the last failed start. None: no start failed, or the next is about to begin."""
     arrival = model.arrival if model is not None else None
     if model is None or arrival is None or arrival.problem is None or arrival.retry_at is None:
         return None

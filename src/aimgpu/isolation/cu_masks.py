@@ -104,7 +104,7 @@ class CuMasks:
                 self._write(book)
 
     def _xccs(self, device: Device, partition: Partition) -> int:
-        """XCCs of this partition; 1 where the part is not known, which is right for everything with one die."""
+        """XCCs of this partition. 1 for unknown products, which is right for GPUs with one die."""
         whole = self._xccs_of.get(device.product, 1)
         parts = max(1, len(device.layout.partitions))
         each = max(1, whole // parts)

@@ -211,7 +211,7 @@ def _kind_short(need: Need, state: DeviceState, partition: Partition) -> Misfit 
 
 
 def _too_small_kind(need: Need, device: Device) -> Misfit | None:
-    """Where no layout has a partition of the wanted kind that is large enough, another layout would not help."""
+    """The misfit if no layout of the device has a partition of the wanted kind that is large enough."""
     sizes = [part.memory_bytes for layout in device.layouts for part in layout.partitions if part.kind.lower() == need.kind]
     footprint = need.ask.footprint_bytes or 0
     if not sizes or footprint <= max(sizes):

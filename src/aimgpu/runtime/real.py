@@ -99,7 +99,7 @@ class ROCmPartitionerReal:
 
     @property
     def reserve_bytes(self) -> int:
-        """Of each partition, that is never scheduled."""
+        """Bytes of each partition that are never scheduled."""
         return self._system_bytes // len(self.device().layout.partitions)
 
     def _change(self, device: Device, wanted: str, *, reload_driver: bool) -> None:

@@ -113,5 +113,5 @@ def find_kv_type(name: str, engine: str) -> str:
 
 
 def kv_element_bytes(name: str) -> Fraction:
-    """Of a canonical name."""
+    """Bytes per element of the KV cache, for a canonical name."""
     return KV_TYPES[name]

@@ -13,7 +13,7 @@ _TOLERANCE_PERCENT = 90  # families differ in biases, norms, dense first layers 
 
 
 def least_parameters(architecture: Architecture) -> int:
-    """Nine tenths of embeddings and layers; further weights of a family are not known here."""
+    """A lower bound: nine tenths of embeddings and layers, since other weights of a family are not known here."""
     return (embedding_parameters(architecture) + layer_parameters(architecture)) * _TOLERANCE_PERCENT // 100
 
 

@@ -106,7 +106,7 @@ class Authority:
         return self._keys.required
 
     def has_credential(self, scope: Scope) -> bool:
-        """Whether it carries the token or a key, which no browser sends unless its page was given it."""
+        """Whether the request has the token or a key, which a browser sends only if its page was given it."""
         return self.has_token(scope) or self._key_holder(scope) is not None
 
     def has_token(self, scope: Scope) -> bool:

@@ -76,7 +76,7 @@ def suppose(sources: Sources, given: Supposition, check: Callable[[Deployment], 
 
 
 def _held_by_others(snapshot: Snapshot, layouts: Mapping[str, str]) -> list[str]:
-    """A layout is not changed under foreign processes."""
+    """A step for each GPU on which foreign processes must end before its layout can change."""
     held = {state.device.id: sum(state.foreign_bytes.values()) for _, state in snapshot.devices()}
     return [
         f"wait until other processes on {device}, which hold {format_bytes(held[device])}, have ended"

@@ -86,7 +86,7 @@ def _without(
 
 
 def end_lines(instances: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What programs that ended took of what they were granted."""
+    """A line for each program that ended: how much of its grant it used."""
     for instance in instances:
         end = instance.get("end") or {}
         if end.get("peak_bytes") is not None:

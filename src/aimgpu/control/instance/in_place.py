@@ -185,7 +185,7 @@ class Sleepers:
 
 
 def _check_worth(instance: Instance, measured: Mapping[str, int]) -> None:
-    """An engine that keeps its memory in its sleep is better stopped; so is one that holds more than was expected."""
+    """Raises EngineFailed if the sleeping engine holds too much memory; it is then stopped instead."""
     expected = instance.sleep_footprint.device_bytes if instance.sleep_footprint else 0
     for grant in instance.grants:
         kept = measured.get(grant.device_id, 0)

@@ -127,7 +127,7 @@ class Lifecycle:
         return self._leaving.is_set()
 
     def cancel(self, instance_id: str) -> None:
-        """Its start gives up soon; a release must follow."""
+        """Make its start give up soon; a release must follow."""
         self._cancel(instance_id).set()
 
     def release(self, instance: Instance, emit: Emit, *, drain: bool = True) -> None:

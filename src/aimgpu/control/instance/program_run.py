@@ -30,7 +30,7 @@ def describe_end(end: RunEnd) -> str:
 
 
 def note_run(dependencies: Dependencies, instance: Instance) -> RunEnd:
-    """While its grants are still held: what they count goes with them."""
+    """Record its run before its grants are released, since what they count is lost with them."""
     engine, isolator = dependencies.engines.get(instance.engine), dependencies.isolator
     code = engine.exit_code(dependencies.runs / instance.id) if isinstance(engine, EndingEngine) else None
     peaks = [isolator.read_peak_bytes(one) if isinstance(isolator, PeakMeter) else None for one in instance.grants]

@@ -27,7 +27,7 @@ def is_to_sleep(deployment: Deployment) -> bool:
 
 
 def asleep_grants(instance: Instance, measured: Mapping[str, int]) -> tuple[Grant, ...]:
-    """What it holds while it sleeps: as estimated, or as measured by device where that is more; never more than before.
+    """What it holds while it sleeps: the estimate, or what is measured on a device if that is more, but never more than before.
 
     No other model can use the rest of a partition that it has for itself, so such a grant stays whole.
     """

@@ -136,7 +136,7 @@ def plan_layout(change: PlannedLayoutChange, state: ControlState, *, reload_driv
 
 
 def check_layout_change(change: PlannedLayoutChange, occupants: Occupants, *, reload_driver: bool) -> None:
-    """What is sure to be refused is refused before anything is stopped for it."""
+    """Refuse a change that is sure to fail before anything is stopped for it."""
     if change.needs_reload and not reload_driver:
         raise DriverReloadNeeded(
             f"{change.after} on {change.device_id} takes a driver reload, which stops all GPU work on this machine",

@@ -58,7 +58,7 @@ class DockerLauncher:
         self._api.read_info()
 
     def start(self, instance_id: str, command: Command, run_directory: Path) -> ProcessIdentity:
-        """Where the image is not here, `fetch` must have brought it."""
+        """Start a container; `fetch` must have pulled the image before."""
         run_directory = run_directory.resolve()
         run_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check_free(instance_id)

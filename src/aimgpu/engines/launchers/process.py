@@ -386,7 +386,7 @@ def _open_gate(stack: contextlib.ExitStack) -> tuple[int, int]:
 
 
 def _join(group: Path, pid: int) -> None:
-    """Before the gate opens: what the engine allocates and whatever it starts counts to the group from the first byte."""
+    """Put the process into the group before its gate opens, so that all its memory and children count to the group."""
     try:
         (group / "cgroup.procs").write_text(str(pid))
     except OSError as error:

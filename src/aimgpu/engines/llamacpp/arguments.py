@@ -32,7 +32,7 @@ def own_flags(footprint: Footprint) -> dict[str, str]:
 
 
 def server_arguments(request: LaunchRequest, model_path: Path, port: int, *, build: int = 0) -> tuple[str, ...]:
-    """What follows the program's name. `build` 0: unknown, so that only what every build since LEAST_BUILD knows is used."""
+    """The arguments. `build` 0 is unknown: only flags that every build since LEAST_BUILD knows are used."""
     footprint = request.footprint
     packaged = find_packaged(request.instance.model)
     flags = {

@@ -103,7 +103,7 @@ class LocalModelStore:
         return LocalModel(name=packaged.name, path=path, format=GGUF) if path is not None else None
 
     def _is_intact(self, path: Path, packaged: PackagedModel) -> bool:
-        """It is hashed once by each process, and again when it changes."""
+        """Whether its hash is right; computed once per process, and again when the file changes."""
         try:
             status = path.stat()
             seen = (str(path), status.st_size, status.st_mtime_ns)

@@ -60,7 +60,7 @@ def parse_help(text: str) -> frozenset[str]:
 
 
 def _installed_version(program: Path) -> str | None:
-    """From the metadata beside it: asking the program itself imports torch and takes many seconds."""
+    """The version in the package metadata; running the program would import torch, which takes many seconds."""
     found = program.resolve().parent.parent.glob("lib/python3*/site-packages/vllm-*.dist-info")
     names = [path.name.removesuffix(".dist-info").removeprefix("vllm-") for path in found]
     return names[0] if names else None

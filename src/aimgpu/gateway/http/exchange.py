@@ -221,7 +221,7 @@ class Exchange:
             self._protocol.transport.write(body)
 
     def _write_head(self) -> None:
-        """The application took its time after the head: do not hold it back."""
+        """Send the head now, since the application takes time before the body."""
         self._write(b"")
 
     def _encode_head(self, status: int, headers: tuple[Header, ...], length: int | None = None) -> bytes:

@@ -220,7 +220,7 @@ class CallerProtocol(asyncio.Protocol):
             at = end
 
     def _is_ordinary(self, data: bytes) -> bool:
-        """Whether it begins with a first line that needs no other look, which is kept."""
+        """Whether the data begins with an ordinary first line, which is then kept."""
         line = _LINE.match(data)
         if line is None:
             return False

@@ -58,7 +58,7 @@ class ProcessBook:
         return self._refresh(stale, busy, new=frozenset(self.touched))
 
     def read_more(self, stale: Sequence[int]) -> tuple[KfdProcess, ...]:
-        """As a part of the read before: every process is asked of these GPUs too."""
+        """Read these GPUs too, for every process of the last read."""
         return self._refresh(stale)
 
     def _refresh(self, stale: Sequence[int], busy: Collection[int] = (), new: Collection[int] = ()) -> tuple[KfdProcess, ...]:

@@ -262,7 +262,7 @@ class _Home:
         return {PIPE_VARIABLE: str(self.pipe), _LOG_VARIABLE: str(self.log), "CUDA_VISIBLE_DEVICES": self.uuid}
 
     def daemon(self) -> ProcessIdentity | None:
-        """The daemon that was noted, while it lives."""
+        """The recorded daemon process, or None if it ended."""
         try:
             noted = ProcessIdentity(**json.loads(self.identity.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):

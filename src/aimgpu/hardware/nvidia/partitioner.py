@@ -156,7 +156,7 @@ class MigChange:
         raise LayoutNotApplied(f"instance {instance.id} of {self._gpu.uuid} vanished", hint="Someone else changes it too.")
 
     def _roll_back(self) -> list[str]:
-        """Undo, newest first; what could not be undone is returned and the rest is still tried."""
+        """Undo the changes, newest first. One that fails does not stop the others; returns those that failed."""
         left = []
         while self._undo:
             what, undo = self._undo.pop()

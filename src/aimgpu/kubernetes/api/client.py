@@ -371,7 +371,7 @@ def _key(found: Object) -> tuple[str, str]:
 
 
 def _kept(seen: dict[tuple[str, str], Object], event: WatchEvent, keep: Keep | None) -> WatchEvent | None:
-    """What a consumer learns of it: one that it never saw, and is not to see, does not concern it."""
+    """The event for a consumer that keeps some objects: None for one that it never saw and does not keep."""
     if keep is None or (event.type != "DELETED" and _keeps(keep, event.object)):
         return event
     return replace(event, type="DELETED") if _key(event.object) in seen else None
@@ -394,7 +394,7 @@ def _remember(seen: dict[tuple[str, str], Object], event: WatchEvent) -> None:
 
 
 def _differences(seen: dict[tuple[str, str], Object], items: list[Object]) -> list[WatchEvent]:
-    """What a new list says beside what was seen before."""
+    """Events for the differences between a new list and what was seen before."""
     present = {_key(item) for item in items}
     events = [WatchEvent(type="DELETED", object=old) for key, old in list(seen.items()) if key not in present]
     for item in items:

@@ -20,7 +20,7 @@ _reported: OrderedDict[tuple[str, ...], None] = OrderedDict()  # versions that w
 
 @contextlib.contextmanager
 def leaving_out(item: Mapping[str, Any]) -> Iterator[None]:
-    """What fails within concerns this object alone."""
+    """Leave this object out if reading it fails."""
     try:
         yield
     except Exception as error:  # the last edge: whatever is wrong with one object, the others are served

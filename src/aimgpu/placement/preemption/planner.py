@@ -160,7 +160,7 @@ def _check_names(snapshot: Snapshot, asks: Sequence[Ask]) -> None:
 
 
 def _in_turn(draft: _Draft, asks: Sequence[Ask], limits: Limits) -> _Draft:
-    """Each ask where the engine puts it, or where room can be made; then a new session begins in the changed world."""
+    """Place each ask in turn, making room where needed; after each change a new session begins."""
     mix = Mix.given(draft.world).with_asks(asks)
     session = PlacementSession(draft.world, mix=mix, planned=draft.fresh)
     hopeless = set[Ask]()  # since room was last made: what is placed leaves less of it

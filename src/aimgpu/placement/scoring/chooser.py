@@ -125,7 +125,7 @@ class Chooser:
         return int(near[first]) if rated[first] > _HARDLY else None
 
     def _only_node_does(self, compiled: CompiledAsk, host_memory_bytes: int) -> bool:
-        """The same for a machine by itself and a kind that is new here; scores pay when a kind comes again."""
+        """The same for a single machine and a new kind of ask: caching scores pays only when a kind comes again."""
         fleet, held = self.fleet, self._reserved.item(0) if self._any_reserved else 0
         if held > compiled.whole_devices or fleet.cpu.item(0) < compiled.cpu_millis or fleet.host.item(0) < host_memory_bytes:
             return False

@@ -42,7 +42,7 @@ def facts_from_folder(name: str, config_text: str, tensors: Iterable[SafeTensor]
 
 
 def _without_weights(name: str, config_text: str, architecture: Architecture | None) -> ModelFacts:
-    """The shape of config.json gives the parameters: an estimate."""
+    """Facts estimated from the shape in config.json."""
     if architecture is None:
         raise InvalidModelFile(
             "the folder has no safetensors file, and its config.json no layers", hint="Give the folder with the weights."

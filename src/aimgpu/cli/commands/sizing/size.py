@@ -154,7 +154,7 @@ class _Subject:
 
 
 def _understand(typed: str, engine: str | None, *, here: bool) -> _Subject:
-    """For the engine that would run here, unless another one, or another GPU, is named."""
+    """The model as typed, for the engine that would run here unless an engine or another GPU is named."""
     catalogue = own_basis(()).catalogue()
     local = make_model_store().find(typed)
     unknown = local is None and is_short_name(typed) and not catalogue.find(typed)

@@ -168,7 +168,7 @@ class OllamaEmbeddings(TranslatingSend):
         return super()._translate_whole(status)
 
     def _keep(self, found: re.Match[bytes]) -> bytes:
-        """What stands for a vector until its answer is written: its number; null for one that cannot be read."""
+        """The number that stands for a vector until the answer is written; null if the vector cannot be read."""
         vector = found[1]
         if len(vector) > _LONGEST_VECTOR:
             return b'"embedding":null'

@@ -85,7 +85,7 @@ class AdmissionServer:
         return _respond(review, admitted)
 
     async def _gate_pod(self, request: web.Request) -> web.Response:
-        """Nothing is gated that nobody would place."""
+        """Add the gate to a pod, if a placer runs that would remove it."""
         review = await _read_review(request)
         placed = asyncio.get_running_loop().time() < self._placed_until
         return _respond(review, gate_pod(review.get("object") or {}) if placed else Admitted(patch=[]))

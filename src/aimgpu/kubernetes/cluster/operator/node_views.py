@@ -95,7 +95,7 @@ def node_change(view: NodeView, action: PlanAction, step: Transition, holder: st
 
 
 def is_under_way(status: Mapping[str, Any]) -> bool:
-    """Whether a plan works on the node that has this status in it."""
+    """Whether a plan is changing the node with this status."""
     return (status.get("phase") or "Pending") not in ("Pending", *DONE)
 
 

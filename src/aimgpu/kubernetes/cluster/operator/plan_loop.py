@@ -268,7 +268,7 @@ class PlanLoop:
             log.info("plan.acted", extra={"data": {"node": view.name, "action": action.value}})
 
     async def _want(self, node: str, layouts: Mapping[str, str] | None) -> None:
-        """What is wanted of other GPUs stays; None: nothing of any. Without effect where the node has no agent any more."""
+        """Write the wanted layouts of these GPUs, keep those of others. None removes all. Skips a node without an agent."""
         with contextlib.suppress(NotFoundInCluster):
             wanted: dict[str, str] = {}
             if layouts is not None:

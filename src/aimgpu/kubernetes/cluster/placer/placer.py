@@ -111,7 +111,7 @@ class PodPlacer:
         return PodChoice(skipped=f"waited {waiting:.0f} s: {self._reasons[pod.key]}")
 
     async def _evaluate(self, pod: PodView) -> PodChoice | None:
-        """One pod of whatever content keeps no other from being placed."""
+        """Evaluate one pod; a pod that cannot be read does not stop the others."""
         try:
             volumes = await self._read_volumes(pod)
         except (TimeoutError, AimGpuError, OSError) as error:  # the next look tries again

@@ -30,7 +30,7 @@ class PodView:
 
     @property
     def place(self) -> str:
-        """Where its room is taken: the node, or the one that it was sent to. Empty: nowhere."""
+        """The node on which it takes room: its own, or the one that it was sent to. Empty: none."""
         return "" if self.finished else self.node or (self.hinted if self.pending else "")
 
     @property
@@ -68,7 +68,7 @@ def row_of(node: str) -> Object:
 
 
 def _is_sent_to(node: str, pod: Mapping[str, Any]) -> bool:
-    """As one of both forms of placement leaves it."""
+    """Whether the pod was sent to this node, by a hint or by affinity."""
     spec = pod["spec"]
     if node and (pod.get("status") or {}).get("nominatedNodeName") == node:
         return True

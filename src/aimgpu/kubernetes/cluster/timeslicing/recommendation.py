@@ -105,7 +105,7 @@ def size_class(parameters: int) -> SizeClass:
 
 
 def _loaded_at_once(models: Sequence[SizedModel], memory_bytes: int) -> int:
-    """So many of them fit whichever they are: counted from the largest down."""
+    """How many of any of them fit at once: counted from the largest down."""
     count, total = 0, 0
     for size in sorted((each.memory_bytes for each in models), reverse=True):
         total += size

@@ -215,7 +215,7 @@ def _backends(model: ClusterModel, slices: Iterable[Object], state: ClusterState
 
 
 def _endpoints(item: Object) -> Iterable[tuple[str, str]]:
-    """Pod and address of those that are ready."""
+    """Names and addresses of the pods that are ready."""
     ports = [each["port"] for each in item.get("ports") or () if each.get("port")]
     if not ports or item.get("addressType") not in ("IPv4", "IPv6"):
         return

@@ -129,7 +129,7 @@ class ClusterGateway:
         return web.json_response(self._gateway.slo_monitor.report())
 
     async def _finished(self, request: web.Request) -> web.Response:
-        """Requests after a number, as far as they are still known; all where the number is of a gateway before this one."""
+        """Finished requests after this number that are still kept; all of them if the number is from an earlier gateway."""
         given = request.query.get("after", "0")
         after = int(given) if given.isascii() and given.isdecimal() else 0
         known = self._activity.requests()

@@ -56,7 +56,7 @@ def _asked(deployment: Deployment, engine: str) -> Footprint:
 
 
 def snapshot_of(seen: Observation) -> Snapshot:
-    """Who is moved or stopped for another is kube-scheduler's to decide: plan on it without either."""
+    """A snapshot to plan on without moves and stops, which kube-scheduler decides."""
     grants = [grant for instance in seen.instances for grant in instance.grants]
     nodes: dict[str, list[DeviceState]] = {}
     for device in seen.devices:

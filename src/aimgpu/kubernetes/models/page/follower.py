@@ -112,7 +112,7 @@ class ClusterFollower:
         return (*crds, *self._notes.values(), *describe_plans(tuple(self._plans.kept.values())))
 
     def wait_for_change(self, seconds: float) -> bool:
-        """Until an object changes; called in a thread."""
+        """Wait until an object changes or the time is up; called in a thread."""
         with self._changed:
             seen = self._version
             return self._changed.wait_for(lambda: self._version != seen, seconds)

@@ -57,7 +57,7 @@ def read_measured(texts: Iterable[str]) -> NodeMeasures:
 
 
 def tenants_of(measured: NodeMeasures, shares: Sequence[Object]) -> dict[str, TenantUse]:
-    """By pod, through the claim that its share is of."""
+    """Measured tenants by pod, found by the claim of its share."""
     found = {}
     for share in shares:
         with leaving_out(share):

@@ -70,7 +70,7 @@ def observe(objects: ClusterObjects, *, cluster: str, taken_at: float) -> Observ
 
 
 def name_models(models: Sequence[Object]) -> Iterator[tuple[str, Object]]:
-    """A name that only one namespace has is shown short, others are `namespace/name`, which the gateway always knows."""
+    """Names to show: short if only one namespace has it, else `namespace/name`, which the gateway always knows."""
     read: list[tuple[ClusterModel, Object]] = []
     for item in models:
         with leaving_out(item):

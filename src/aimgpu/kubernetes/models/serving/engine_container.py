@@ -89,7 +89,7 @@ def engine_container(deployment: Deployment, engine: str, images: ServingImages)
 
 
 def _key_of(deployment: Deployment, engine: str) -> list[dict[str, Any]]:
-    """Last: it holds whatever the stack sets."""
+    """The variable with the engine's key; it comes last, so that the stack cannot replace it."""
     if engine not in _KEY_VARIABLES:
         return []
     key = {"name": ENGINE_KEYS, "key": label_value(deployment.name)}

@@ -202,7 +202,7 @@ def _cache_claim(deployment: Deployment, options: RenderOptions) -> Manifest:
 
 
 def _policy(options: RenderOptions) -> Manifest:
-    """Beside the engines' keys: only the gateway of the release may call them, not a pod elsewhere that has its labels."""
+    """A NetworkPolicy beside the engines' keys: only the gateway of the release may call engines."""
     namespace = {"matchLabels": {"kubernetes.io/metadata.name": options.gateway_namespace}}
     gateway = {"namespaceSelector": namespace, "podSelector": {"matchLabels": _GATEWAY}}
     spec = {

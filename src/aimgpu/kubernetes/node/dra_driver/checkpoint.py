@@ -78,7 +78,7 @@ class Checkpoint:
         self._ledger.keep_claim(record.uid, record.to_json())
 
     def together(self) -> AbstractContextManager[None]:
-        """What is written within, grants too, is one transaction."""
+        """Everything written within, grants included, is one transaction."""
         return self._ledger.together()
 
     def remove(self, uid: str) -> None:

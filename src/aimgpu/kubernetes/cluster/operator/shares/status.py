@@ -68,7 +68,7 @@ def _is_prepared(pod: Mapping[str, Any], gpus: KnownGpus) -> bool:
 
 
 def _why(pod: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], gpus: KnownGpus) -> str:
-    """The scheduler's own words for why a pod waits, what is free, and the pod before it that has what it waits for."""
+    """Why a pod waits, in kube-scheduler's words, what is free, and which pod ahead of it takes that."""
     namespace = pod["metadata"]["namespace"]
     reason = gpus.reasons.get((namespace, pod["metadata"]["name"]))
     words = (f"{pod['metadata']['name']}: {reason}" if reason else _words(pod)) + _placed([pod])

@@ -243,3 +243,19 @@ def test_vllms_response_says_whether_it_is_kept(store: bool | None) -> None:  # 
     assert found.json["store"] is (store is not False)
     assert chats_asked(world)[0]["store"] is False, "the engine keeps nothing"
     assert len(world.gateway._services.responses) == (store is not False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "refusing"),
+    [
+        ({"web_search_options": {}}, {"llamacpp", "ollama", "vllm"}),
+        ({"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}, {"llamacpp", "ollama"}),
+        ({"modalities": ["text"]}, set()),
+    ],
+)
+def test_what_an_engine_would_leave_out_in_silence_is_refused(fields: dict[str, Any], refusing: set[str]) -> None:
+    for engine in ("llamacpp", "ollama", "vllm"):
+        got, world = ask("/v1/chat/completions", {"messages": [USER], **fields}, engine)
+        assert got.status == (400 if engine in refusing else 200), engine
+        assert (got.status == 200) == bool(chats_asked(world))
+        assert got.status == 200 or got.json["error"]["param"] == next(iter(fields))

@@ -19,7 +19,7 @@ from aimgpu.gateway.http.asgi import NO_STORE, Header, Send, send_answer
 from aimgpu.gateway.routes import ServedModel
 
 CHAT_PATH = "/v1/chat/completions"
-_SPECIAL_FIELDS = frozenset({"n", "tools", "tool_choice", "functions", "function_call"})
+_SPECIAL_FIELDS = frozenset({"n", "tools", "tool_choice", "functions", "function_call", "modalities", "web_search_options"})
 COUNTS_CHOICES = frozenset({"vllm"})  # engines that serve `n` choices of one request, and count all their tokens
 _KEEPS_TOOL_CHOICE = frozenset({"vllm"})  # by a grammar of their own, whatever the template has
 _REFUSES_TOOLS = frozenset({"ollama"})  # in words, where the template has none; it ignores `tool_choice`
@@ -41,6 +41,7 @@ async def serve_chat(call: Call, fields: Fields, send: Send) -> None:
         await call.serve(CHAT_PATH, fields, send)
         return
     model = call.find(model_name(fields))
+    _check_offered(fields, model)
     choice = read_tool_choice(fields)
     if wants_many(fields) and model.card.engine not in COUNTS_CHOICES:
         await serve_choices(call, CHAT_PATH, fields, send, serve_chat)
@@ -48,6 +49,16 @@ async def serve_chat(call: Call, fields: Fields, send: Send) -> None:
         await _serve_by_grammar(call, fields, choice, send)
     else:
         await call.serve(CHAT_PATH, _narrowed(fields, model, choice), send)
+
+
+def _check_offered(fields: Fields, model: ServedModel) -> None:
+    """What engines would leave out in silence. Some builds of vLLM speak."""
+    if fields.get("web_search_options") is not None:
+        hint = "Send a function that searches as a tool."
+        raise InvalidRequest("'web_search_options' is not offered.", hint=hint, param="web_search_options")
+    modalities: Any = fields.get("modalities")
+    if model.card.engine not in (None, "vllm") and modalities not in (None, ["text"]):
+        raise InvalidRequest(f"'modalities' must be [\"text\"]: '{model.name}' answers in text.", param="modalities")
 
 
 async def prepare_chat(call: Call, fields: Fields) -> Fields:

@@ -71,7 +71,7 @@ def test_who_makes_room_first_is_explained() -> None:
         "kept": "awake: it is kept always",
         "often": "awake: idle for 100 s, next request expected in 5.0 s, awake again in 10.0 s; number 3 of 3 to make room",
         "seldom": "awake: idle for 100 s, next request expected in 500 s, awake again in 10.0 s; number 1 of 3 to make room",
-        "new": "awake: idle for 100 s, no request seen yet, awake again in 10.0 s; number 2 of 3 to make room,"
+        "new": "awake: idle for 100 s, no pattern of requests known yet, awake again in 10.0 s; number 2 of 3 to make room,"
         " but it was loaded just now",
     }
 

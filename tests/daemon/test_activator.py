@@ -93,7 +93,7 @@ def test_who_is_due_is_woken_ahead_once_and_only_into_free_room(controller: Cont
     assert state_of(controller, "large") is InstanceState.READY
     said = activator.explain()
     assert said["regular"].startswith("asleep and stopped: next request expected in 5.0 s, awake in ")
-    assert said["large"].startswith("awake: idle for 0.0 s, no request seen yet, awake again in ")
+    assert said["large"].startswith("awake: idle for 0.0 s, no pattern of requests known yet, awake again in ")
     controller.sleep("large")
     again = make(controller, activity, now=clock)
     again.tick()

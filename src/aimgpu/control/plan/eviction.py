@@ -100,7 +100,7 @@ def explain_residents(residents: Sequence[Resident], least_residency_seconds: fl
 def describe_next(expected_seconds: float) -> str:
     """The next request, for people."""
     if expected_seconds in (UNKNOWN_GAP_SECONDS, inf):
-        return "no request seen yet"
+        return "no pattern of requests known yet"
     return f"next request expected in {format_seconds(expected_seconds)}"
 
 

@@ -201,11 +201,18 @@ static int is_unknown_form(enum aim_api api, const char *base, const void *found
     return 0;
 }
 
+static int newer_form(const char *name)
+{
+    static int said;
+    aim_say_once(&said, "%s: the driver offers a newer form than this library knows, which is %s", name,
+                 aim_fail_closed ? "refused" : "NOT limited");
+    return aim_fail_closed;
+}
+
 /* What a lookup by name should return instead of `found`. Lookups name a function without its version suffix. A form that is not
  * known has other parameters, so that no wrapper of ours fits it: NULL where limits are promised, else it is passed through. */
 void *aim_wrapper_for(enum aim_api api, const char *base, void *found, int version, int per_thread)
 {
-    static int said;
     int best = -1;
     for (int i = 0; i < AIM_FUNCTIONS; i++) {
         if (hooks[i].api != api)
@@ -224,11 +231,8 @@ void *aim_wrapper_for(enum aim_api api, const char *base, void *found, int versi
     }
     if (best < 0)
         return found;
-    if ((api == AIM_CUDA && version > AIM_NEWEST_CUDA) || is_unknown_form(api, base, found)) {
-        aim_say_once(&said, "%s: the driver offers a newer form than this library knows, which is %s", base,
-                     aim_fail_closed ? "refused" : "NOT limited");
-        return aim_fail_closed ? NULL : found;
-    }
+    if ((api == AIM_CUDA && version > AIM_NEWEST_CUDA) || is_unknown_form(api, base, found))
+        return newer_form(base) ? NULL : found;
     if (strcmp(base, "cuGraphInstantiate") == 0 && version >= 12000)
         best = F_cuGraphInstantiateWithFlags; /* renamed in CUDA 12: same name, other parameters */
     __atomic_store_n(&real[best], found, __ATOMIC_RELEASE); /* no symbol of that address: believe the driver */
@@ -239,6 +243,22 @@ void *aim_dlsym_lookup(void *handle, const char *name);
 void *aim_dlvsym_lookup(void *handle, const char *name);
 int aim_dlopen_mask(void);
 Lmid_t aim_dlmopen_namespace(Lmid_t wanted);
+
+/* Whether a symbol is a form of a function of ours, by its version: `cuMemAlloc_v9`. */
+static int is_form(const char *name)
+{
+    const char *mark = strstr(name, "_v");
+    char base[64];
+    if (mark == NULL || mark[2] < '1' || mark[2] > '9' || (size_t)(mark - name) >= sizeof base)
+        return 0;
+    memcpy(base, name, (size_t)(mark - name));
+    base[mark - name] = 0;
+    for (int i = 0; i < AIM_FUNCTIONS; i++)
+        if (names_base(hooks[i].symbol, base))
+            return 1;
+    return 0;
+}
+static int refuse(void) { return 801; } /* not supported, in CUDA as in HIP */
 
 /* Called by dlsym below, for every lookup of the program: NULL leaves the lookup to the real dlsym. */
 __attribute__((visibility("hidden"), used)) AIM_UNCHECKED void *aim_dlsym_lookup(void *handle, const char *name)
@@ -260,7 +280,7 @@ __attribute__((visibility("hidden"), used)) AIM_UNCHECKED void *aim_dlsym_lookup
             __atomic_store_n(&real[i], found, __ATOMIC_RELEASE);
         return hooks[i].wrapper;
     }
-    return NULL;
+    return is_form(name) && aim_enabled() && next(handle, name) != NULL && newer_form(name) ? (void *)refuse : NULL;
 }
 
 /* The same for dlvsym: HIP's functions carry versions (hip_4.2). */

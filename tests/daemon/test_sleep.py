@@ -64,15 +64,18 @@ def wait_until_asleep(daemon: TestDaemon) -> Instance:
 
 
 def all_asleep(daemon: TestDaemon) -> tuple[Instance, ...] | None:
-    instances = daemon.books()[0]
+    instances = daemon.books()[0]  # once: what is to fall asleep may be stopped in the meantime
     asleep = all(instance.state is InstanceState.SLEEPING for instance in instances)
-    return instances if asleep and sleepers_gave_back(daemon) else None
+    return instances if asleep and gave_back(instances) else None
 
 
 def sleepers_gave_back(daemon: TestDaemon) -> bool:
+    return gave_back(daemon.books()[0])
+
+
+def gave_back(instances: tuple[Instance, ...]) -> bool:
     """Until an engine is known to sleep, the books hold everything."""
-    asleep = [instance for instance in daemon.books()[0] if instance.sleeps_in_place]
-    return all(instance.grants[0].memory_bytes == REST for instance in asleep)
+    return all(instance.grants[0].memory_bytes == REST for instance in instances if instance.sleeps_in_place)
 
 
 def chat(client: DaemonClient, name: str = "chat") -> tuple[Any, Any]:

@@ -58,17 +58,25 @@ class Callers:
         while not self._stop.is_set():
             request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
             try:
-                with urllib.request.urlopen(request) as answer:
-                    if not json.load(answer)["choices"]:
-                        self.failures.append("an answer without choices")
-                self.answered += 1
+                answer = urllib.request.urlopen(request)
             except urllib.error.HTTPError as error:
                 with error:
                     self.failures.append(f"{error.code}: {error.read()[:300]!r}")
-            except urllib.error.URLError:
+                continue
+            except http.client.HTTPException as error:
+                self.failures.append(f"no answer: {error!r}")
+                continue
+            except (urllib.error.URLError, ConnectionResetError):
+                # Not listening, or the kernel resets what the old one had not accepted when it closed its socket.
                 self._stop.wait(0.01)
-            except (http.client.HTTPException, ConnectionError) as error:
-                self.failures.append(f"cut off: {error!r}")
+                continue
+            with answer:
+                try:
+                    if not json.load(answer)["choices"]:
+                        self.failures.append("an answer without choices")
+                    self.answered += 1
+                except (http.client.HTTPException, ConnectionError) as error:
+                    self.failures.append(f"cut off: {error!r}")
 
 
 @pytest.fixture

@@ -8,8 +8,11 @@ import pytest
 from tests.kubernetes.agent_world import GPU, NODE, AgentWorld, add_claim, agent_world, log_data, result
 from tests.kubernetes.recording_kubelet import recording_kubelet
 
+from aimgpu.errors import Conflict
 from aimgpu.kubernetes.api import client as api_client
 from aimgpu.kubernetes.api.resources import CONFIG_MAPS, NODES, RESOURCE_SLICES
+from aimgpu.kubernetes.node.agent.offers import DraOffer
+from aimgpu.kubernetes.node.agent.survey import Survey
 from aimgpu.kubernetes.node.grpc_server import SocketServer
 from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES, VERSION
 from aimgpu.kubernetes.vocabulary.names import GROUP, LABEL_MANAGED
@@ -202,5 +205,26 @@ def test_a_cancellation_while_a_server_stops_is_not_lost(tmp_path: Path) -> None
                 await asyncio.wait([stopping])
                 assert stopping.cancelled(), turns
                 await server.stop()
+
+    asyncio.run(main())
+
+
+def test_it_ends_although_a_call_reports_its_own_error_for_a_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gRPC does for a call that fails in the same moment."""
+
+    async def main() -> None:
+        called = asyncio.Event()
+
+        async def publish(_self: DraOffer, _survey: Survey) -> None:
+            called.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise Conflict("the kubelet is away") from None
+
+        async with agent_world() as world:
+            monkeypatch.setattr(DraOffer, "publish", publish)
+            await called.wait()
+            await world.stop()
 
     asyncio.run(main())

@@ -138,7 +138,7 @@ class Agent:
             )
 
     async def _loop(self, background: Sequence["asyncio.Future[None]"]) -> None:
-        clock = asyncio.get_running_loop().time
+        clock, this = asyncio.get_running_loop().time, asyncio.current_task()
         republish = clock() + _REPUBLISH_SECONDS
         while True:
             for task in background:
@@ -159,6 +159,9 @@ class Agent:
                 async with asyncio.timeout(self._options.interval_seconds):
                     await self._wake.wait()
             self._wake.clear()
+            if this is not None and this.cancelling():
+                # gRPC reports its own error for a call that fails at the moment in which it is cancelled.
+                raise asyncio.CancelledError
 
     async def _refresh(self) -> None:
         """The GpuNode last: a layout that it shows is published, so that kube-scheduler can know it."""

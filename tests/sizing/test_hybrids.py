@@ -11,7 +11,7 @@ from aimgpu.control.sizing_inputs.model_files import find_model_facts
 from aimgpu.domain import Exactness
 from aimgpu.errors import InvalidModelFile
 from aimgpu.sizing import SizingRequest, estimate_footprint
-from aimgpu.sizing.formats.config import read_config
+from aimgpu.sizing.formats.config import read_config, read_precision
 from aimgpu.sizing.model import Architecture
 
 BASE = {"num_hidden_layers": 8, "hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1000}
@@ -285,3 +285,45 @@ def test_an_unknown_quantisation_is_said_and_counted_by_the_bytes_of_the_files(t
         json.dumps(BASE | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}})
     )
     assert find_model_facts(str(tmp_path)).precision == "fp8"
+
+
+QUANTISED: list[tuple[dict[str, Any], str | None]] = [
+    ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+    ({"quant_method": "modelopt_fp4"}, "nvfp4"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}, "nvfp4"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "int4"),
+    ({"quant_method": "modelopt", "quant_algo": "W8A8_SQ_PER_CHANNEL"}, "int8"),
+    ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, None),
+    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}}, "fp8"),
+    ({"quant_method": "quark", "global_quant_config": {"weight": [{"dtype": "fp4"}]}}, "mxfp4"),
+    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "uint4"}}}, "int4"),
+    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}, "layer_quant_config": {"*": {}}}, None),
+    ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 8, "type": "float"}}}}, "fp8"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}}}, "nvfp4"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4, "type": "int"}}}}, "int4"),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}},
+        },
+        None,
+    ),
+    ({"quant_method": "gptq", "bits": 8}, "int8"),
+    ({"quant_method": "gptq", "bits": 3}, None),
+    ({"quant_method": "torchao"}, None),
+    ({"quant_method": "modelopt", "quant_algo": ["FP8"]}, "fp8"),
+    ({"quant_method": "compressed-tensors", "config_groups": [1]}, None),
+    ({"quant_method": "quark", "global_quant_config": {"weight": []}}, None),
+]
+
+
+@pytest.mark.parametrize(("quantised", "precision"), QUANTISED, ids=str)
+def test_a_quantisation_is_known_by_its_words_or_said_to_be_unknown(quantised: dict[str, Any], precision: str | None) -> None:
+    found, unknown = read_precision(json.dumps(BASE | {"quantization_config": quantised}))
+    if precision is not None:
+        assert (found, unknown) == (precision, None)
+    else:
+        assert unknown is not None
+        assert unknown.startswith(quantised["quant_method"])
+        assert "bits" not in quantised or "3 bits" in unknown

@@ -21,6 +21,16 @@ _WINDOW_EVERY = {
 }  # one layer in these sees all
 _SLIDING = ("sliding_attention", "chunked_attention")
 _QUANT_METHODS = {"awq": "awq", "fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
+# In the order in which they are looked for: W4A8_NVFP4_FP8 has its weights in the first.
+_QUANT_WORDS = (
+    ("mxfp4", "mxfp4"),
+    ("fp4", "nvfp4"),
+    ("w4a", "int4"),
+    ("int4", "int4"),
+    ("fp8", "fp8"),
+    ("int8", "int8"),
+    ("w8a8", "int8"),
+)
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -35,7 +45,9 @@ def read_precision(text: str) -> tuple[str, str | None]:
     config, quantised = _read(text)
     method = quantised.get("quant_method") if isinstance(quantised, dict) else None
     found = _quantisation(quantised)
-    unknown = str(method or "without a name")[:64] if quantised and found is None else None
+    bits = quantised.get("bits") if isinstance(quantised, dict) else None
+    name = f"{method or 'without a name'}{f' of {bits} bits' if isinstance(bits, int) else ''}"
+    unknown = name[:64] if quantised and found is None else None
     return found or _DTYPES.get(config.text("torch_dtype", "dtype"), "bf16"), unknown
 
 
@@ -163,22 +175,40 @@ def _sliding_layers(config: _Config, attending: int, shared: int) -> int:
 
 
 def _quantisation(config: object) -> str | None:
-    """The precision that a quantised checkpoint has, by the words of its method."""
+    """The precision that a quantised checkpoint has, by the words of its method. None: not known, or several."""
     if not isinstance(config, dict):
         return None
     method = str(config.get("quant_method", "")).lower()
     if method in _QUANT_METHODS:
         return _QUANT_METHODS[method]
-    if method == "modelopt":
-        return "fp8" if "FP8" in str(config.get("quant_algo", "")).upper() else "nvfp4"
+    if method.startswith("modelopt"):
+        return _named_precision(str(config.get("quant_algo") or method))
+    if method == "quark":  # AMD's; its FP4 is that of MX
+        found = _named_precision(str(_quark_type(config)))
+        return "mxfp4" if found == "nvfp4" else found
     if method == "bitsandbytes":
         return "nf4" if config.get("load_in_4bit") else "int8"
-    bits = config.get("bits") or _compressed_bits(config)
-    return {4: "int4", 8: "int8"}.get(bits) if isinstance(bits, int) else None
+    weights = _compressed_weights(config)
+    bits = config.get("bits") or weights.get("num_bits")
+    kinds = {4: "nvfp4", 8: "fp8"} if weights.get("type") == "float" else {4: "int4", 8: "int8"}
+    return kinds.get(bits) if isinstance(bits, int) else None
 
 
-def _compressed_bits(config: Mapping[str, Any]) -> object:
+def _named_precision(text: str) -> str | None:
+    return next((precision for word, precision in _QUANT_WORDS if word in text.lower()), None)
+
+
+def _quark_type(config: Mapping[str, Any]) -> object:
+    whole = config.get("global_quant_config")
+    weights = whole.get("weight") if isinstance(whole, dict) and not config.get("layer_quant_config") else None
+    first = next(iter(weights), None) if isinstance(weights, list) else weights
+    return first.get("dtype") if isinstance(first, dict) else None
+
+
+def _compressed_weights(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of compressed-tensors; empty where groups of layers differ."""
     groups = config.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-    weights = first.get("weights") if isinstance(first, dict) else None
-    return weights.get("num_bits") if isinstance(weights, dict) else None
+    found = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    kinds = [weights for weights in found if isinstance(weights, dict)]
+    same = {(str(weights.get("type")), str(weights.get("num_bits"))) for weights in kinds}
+    return kinds[0] if len(same) == 1 else {}

@@ -113,7 +113,7 @@ def test_what_was_in_use_before_a_grant_is_not_explained_by_it() -> None:
         assert theirs(20, grant(gpu, 20 * GIB)) == 0
 
 
-def test_a_stranger_and_hidden_use_add_up() -> None:
+def test_a_stranger_and_unattributed_memory_add_up() -> None:
     gpu = device("H200-141")
     whole = gpu.layout.partitions[0].id
     seen = usage(gpu, 60 * GIB, process(STRANGER, 10 * GIB, whole), measured=True)

@@ -158,7 +158,7 @@ def test_the_watchdog_names_strangers_and_not_our_mps(controller: Controller, da
     controller.apply([deployment("chat", want=memory(10))])
     shown.others.append(FakeProcess(os.getpid(), 100 * MIB))
     usage = controller._dependencies.hardware.read_usage
-    dog = Watchdog(usage, tuple, lambda *_: None, read_attendants=daemons.pids)
+    dog = Watchdog(usage, tuple, lambda *_: None, read_helpers=daemons.pids)
     (verdict,) = dog.look()
     assert (verdict.finding, verdict.pids) == (Violation.FOREIGN, frozenset({os.getpid()}))
 

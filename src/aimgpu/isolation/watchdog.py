@@ -137,13 +137,13 @@ class Watchdog:
         read_watched: Callable[[], Collection[Watched]],
         act: Callable[[str, WatchdogPolicy], None],
         regions: Callable[[], Iterable[Region]] = tuple,
-        read_attendants: Callable[[], frozenset[int]] = frozenset,
+        read_helpers: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
         self._read_usage = read_usage
         self._read_watched = read_watched
         self._act = act
         self._regions = regions
-        self._read_helpers = read_attendants
+        self._read_helpers = read_helpers
         self._known: frozenset[tuple[Violation, str | None, frozenset[int]]] = frozenset()
         self._starvation = StarvationReporter(time.monotonic)
 

@@ -227,6 +227,25 @@ def test_what_an_engine_refuses_is_told_in_openais_shape(
     assert got.headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"])
+@pytest.mark.parametrize("status", ["204 No Content", "205 Reset Content", "302 Found", "304 Not Modified"])
+def test_a_status_that_has_no_body_does_not_reach_a_caller(
+    serve: Serve, engine: ScriptedEngine, status: str, path: str
+) -> None:
+    """A proxy in between would take a body behind it for the next answer."""
+
+    async def reply(_: ScriptedEngine, asked: Asked) -> None:
+        asked.writer.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\n\r\n" % status.encode())
+        await asked.writer.drain()
+
+    engine.script = reply
+    served = serve()
+    served.routes.serve("chat", engine)
+    messages = [{"role": "user", "content": "?"}]
+    body = {"model": "chat", "messages": messages, "input": "?", "max_tokens": 5}
+    assert call(served.port, "POST", path, body).status == 502
+
+
 def test_connections_to_an_engine_are_used_again(serve: Serve, engine: ScriptedEngine) -> None:
     served = serve()
     served.routes.serve("chat", engine)

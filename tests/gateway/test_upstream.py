@@ -306,3 +306,37 @@ def test_an_answer_with_too_long_a_head_is_an_error(reply: bytes) -> None:
             assert await ask(upstream, engine) == (200, b"Hello")
 
     run(main)
+
+
+BEGUN = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [b"0\r\nx: " + b"y" * 1_000_000, b"0\r\n" + b"x: y\r\n" * 100_000, b"2;" + b"y" * 1_000_000],
+    ids=["one trailer", "trailers", "a chunk's extension"],
+)
+def test_an_answer_that_goes_on_without_a_body_is_given_up(more: bytes) -> None:
+    """The parser puts a field together from all of its reads: twice as long takes four times as long."""
+
+    async def main() -> None:
+        engine = Engine([BEGUN + more], closes=True)
+        async with running(engine) as upstream:
+            with pytest.raises(EngineDisconnected, match="without any of the body"):
+                await ask(upstream, engine)
+
+    run(main)
+
+
+def test_trailers_of_a_usual_length_and_small_parts_are_read() -> None:
+    parts = b"".join(b"1;x=" + b"y" * 100 + b"\r\na\r\n" for _ in range(1000))
+    reply = BEGUN + parts + b"0\r\n" + b"x: y\r\n" * 1000 + b"\r\n"
+
+    async def main() -> None:
+        engine = Engine([reply])
+        async with running(engine) as upstream:
+            for _ in range(3):
+                assert await ask(upstream, engine) == (200, b"{}" + b"a" * 1000)
+        assert engine.connections == 1
+
+    run(main)

@@ -11,6 +11,7 @@ _OVERLOAD_STATUSES = frozenset({429, 503})
 _NOT_OFFERED = frozenset(
     {404, 405, 501}
 )  # embeddings of a model that chats: the caller's mistake, so it breaks no promise and shows no broken engine
+_REFUSED = 400
 _FAILED, _NOT_SUPPORTED = 500, b" is not supported"  # how llama-server answers an image for a model that reads none
 _NO_TEXT = b"does not support logits"  # and a chat with one that makes vectors
 _MAX_MESSAGE = 500
@@ -30,7 +31,7 @@ _CODES = {"exceed_context_size_error": "context_length_exceeded"}
 
 def refuse_failure(status: int, body: bytes, model: str, path: str) -> None:
     """Raises where an engine's answer is not passed on: it is too busy, broken, or offers no such thing."""
-    if status < _FAILED and status not in _OVERLOAD_STATUSES and status not in _NOT_OFFERED:
+    if _REFUSED <= status < _FAILED and status not in _OVERLOAD_STATUSES and status not in _NOT_OFFERED:
         return
     said = _read_error(body).get("message")
     said = said[:_MOST_SEARCHED] if isinstance(said, str) else None

@@ -47,6 +47,7 @@ _PASSED_ON = frozenset({b"content-type"})
 _SWEEP_SECONDS = 0.02
 _NOT_STREAMED = 300  # and above: an error is JSON, asked for as a stream or not
 _KEY_REFUSED = frozenset({401, 403})  # of an engine: callers never see its key
+_UNUSABLE = _KEY_REFUSED | {204, 205}  # after these a caller expects no body, and we may send one
 _OK, _UNKNOWN = RequestOutcome.OK, RequestOutcome.UNKNOWN  # named once: looking up a member costs as much as a call
 
 
@@ -243,8 +244,10 @@ class Proxy:
         events = _Events(request, lease, self._held) if request.streamed else None
         first = events.begin if events is not None and request.sends_directly else None
         answer = await self._upstream.send(target, body, first)
-        if answer.status in _KEY_REFUSED:
+        if answer.status in _UNUSABLE:
             answer.cancel()
+            if answer.status not in _KEY_REFUSED:
+                raise EngineFailed(f"The engine answered {answer.status}.")
             self._slots.exclude(backend.instance_id, f"its engine refuses the key that it was started with ({answer.status})")
             raise EngineUnreachable("The engine refuses our key; it is being replaced.")
         if events is None or answer.status >= _NOT_STREAMED:

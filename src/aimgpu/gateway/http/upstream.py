@@ -20,6 +20,7 @@ _MOST_ORIGINS = 4096
 _MOST_HEAD_BYTES = 64 * 1024  # of an answer, with all interim ones before it
 _MOST_HEADERS = 100
 _LONG_HEAD = f"the head of the engine's answer is longer than {_MOST_HEAD_BYTES} bytes or {_MOST_HEADERS} headers"
+_NO_BODY = f"the engine sent more than {_MOST_HEAD_BYTES} bytes in its answer without any of the body"
 
 Consumer = Callable[[bytes], bool]
 CheckPeer = Callable[[str, tuple[str, int], tuple[str, int]], None]
@@ -325,7 +326,7 @@ class _Connection(asyncio.Protocol):
         self.on_body = self._parts.append  # httptools looks its callbacks up once, here
         self._parser = httptools.HttpResponseParser(self)
         self._answer: _Answer | None = None
-        self._head_bytes = 0  # come before the answer's head was whole
+        self._bodiless = 0  # bytes since the request, or since some of the body came: a head, a chunk's extension, trailers
         self._reading = True
 
     @property
@@ -348,7 +349,7 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None  # noqa: S101  # the pool only hands out connected ones
         self._answer = answer = _Answer(self, first)
         self._parts.clear()
-        self._head_bytes = 0
+        self._bodiless = 0
         self.last_active = monotonic()
         self._transport.write(payload)
         try:
@@ -390,21 +391,21 @@ class _Connection(asyncio.Protocol):
             self.cancel()
             return
         problem: str | None = None
-        if answer.status == 0:
-            self._head_bytes += len(data)
+        self._bodiless += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             problem = "the engine's answer is not HTTP"
         except httptools.HttpParserUpgrade:
             problem = "the engine's answer is not HTTP/1.1"
-        if answer.status == 0 and self._head_bytes > _MOST_HEAD_BYTES:
-            problem = _LONG_HEAD
         if self._parts and self._answer is not None:
+            self._bodiless = 0
             answer.add(self._parts)
             if answer.buffered_bytes > _BUFFER_HIGH and self._reading and self._transport is not None:
                 self._reading = False
                 self._transport.pause_reading()
+        elif self._bodiless > _MOST_HEAD_BYTES and self._answer is not None:
+            problem = _NO_BODY if answer.status else _LONG_HEAD
         if problem is not None:
             self.fail(EngineDisconnected(problem))
 
@@ -436,7 +437,7 @@ class _Connection(asyncio.Protocol):
             answer.headers.clear()
             return
         if len(answer.headers) > _MOST_HEADERS or (
-            self._head_bytes > _MOST_HEAD_BYTES < sum(len(name) + len(value) for name, value in answer.headers)
+            self._bodiless > _MOST_HEAD_BYTES < sum(len(name) + len(value) for name, value in answer.headers)
         ):
             self.fail(EngineDisconnected(_LONG_HEAD))
             return

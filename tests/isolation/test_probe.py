@@ -1,5 +1,6 @@
 """The program that `doctor --verify` and `demo` start: which driver it takes, what it calls first, and how it fails."""
 
+import io
 import json
 from collections.abc import Callable
 from typing import Any
@@ -60,3 +61,22 @@ def test_a_driver_that_is_not_there_is_named(
     probe.main([vendor, "allocate", "1"])
     named = {"cuda": "no-such-cuda.so.1", "hip": "no-such-hip.so.7"}[vendor]
     assert json.loads(capsys.readouterr().out) == {"error": f"{named} cannot be loaded"}
+
+
+@pytest.mark.parametrize("cap", [0, 1, 511, 1000, 4095, 4096, 5000])
+def test_what_fills_gets_every_byte_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cap: int
+) -> None:
+    class Capped:
+        held = 0
+
+        def allocate(self, size: int) -> bool:
+            fits = self.held + size <= cap
+            self.held += size if fits else 0
+            return fits
+
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    api: Any = Capped()
+    probe.PROGRAMS["fill"](api, "4096")
+    assert json.loads(capsys.readouterr().out) == {"at_once": cap >= 4096, "held_bytes": min(cap, 4096)}
+    assert api.held == min(cap, 4096)

@@ -36,7 +36,10 @@ def compute(region: Region) -> dict[str, int]:
     return {use.name: use.compute_ppm for use in region.read_use()}
 
 
-def test_low_tenants_of_the_device_get_less_and_then_back_what_they_were_granted(region: Region) -> None:
+def test_low_tenants_of_the_device_get_less_and_then_back_what_they_were_granted(
+    region: Region, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     grants = [grant("critical", Priority.HIGH), grant("batch", Priority.LOW), grant("small", Priority.LOW, 400_000)]
     for one in grants:
         limits = TenantLimits(
@@ -49,6 +52,7 @@ def test_low_tenants_of_the_device_get_less_and_then_back_what_they_were_granted
     assert compute(region) == {"critical": PPM, "batch": 250_000, "small": 100_000}
     assert tightener.apply("gpu", 1.0) == ("batch", "small")
     assert compute(region) == {"critical": PPM, "batch": PPM, "small": 400_000}
+    assert [record.message for record in caplog.records] == ["gate.tightened", "gate.released"]
 
 
 def test_a_device_without_a_gate_or_with_a_broken_one_is_left_alone(region: Region) -> None:

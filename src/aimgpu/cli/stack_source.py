@@ -116,11 +116,15 @@ def _find_default() -> Path:
             return Path(name)
     context = click.get_current_context(silent=True)
     command = context.command_path if context is not None else "aimgpu up"
-    example = f"  {command} --example               three small models, to see how it works; needs no GPU\n"
+    lines = {
+        f"{command} --example": "three small models, to see how it works",
+        f"{command} smollm2": "a model by its name, or the path of a .gguf file",
+        f"echo '{_SMALLEST}' > stack.yaml": "the smallest stack file",
+    }
+    if command != "aimgpu up":
+        del lines[f"{command} --example"]
+    width = max(map(len, lines))
     raise InvalidStackFile(
         f"nothing to serve: no model was named, and there is no stack.yaml in {Path.cwd()}",
-        hint="One of these:\n"
-        f"{example if command == 'aimgpu up' else ''}"
-        f"  {command} smollm2 ./mine.gguf     these models, each sized by itself\n"
-        f"  {command} --file stack.yaml       a stack file; the smallest is {_SMALLEST}",
+        hint="\n  ".join(("One of these:", *(f"{line:{width}}  # {what}" for line, what in lines.items()))),
     )

@@ -15,6 +15,7 @@ Readers = Mapping[str, frozenset[str]]  # formats of each engine that runs here,
 
 
 _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)")
+_OLLAMA = re.compile(r"^(?:ollama(?:://|/)|(?:registry\.ollama\.ai/)?library/)")
 _MOST_ASKED = 3
 _NO_CHAT = ("Embedding", "Reranker", "Guard")  # words of names
 
@@ -43,9 +44,9 @@ def published_formats(model: str) -> frozenset[str]:
 
 
 def plain_name(typed: str) -> str:
-    """Of a hub's address, as a browser shows it, the repository."""
+    """Of a hub's address, as a browser shows it, the repository; Ollama's names as Ollama's own command takes them."""
     found = _ADDRESS.match(typed)
-    return found[1] if found else typed
+    return found[1] if found else _OLLAMA.sub("", typed)
 
 
 def is_short_name(model: str) -> bool:

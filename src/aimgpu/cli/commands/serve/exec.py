@@ -92,7 +92,10 @@ def exec_command(command: tuple[str, ...], **options: object) -> None:
         raise Conflict("this shell has a share of a GPU already", hint="Run the program without `aimgpu exec`, or leave it.")
     program = shutil.which(command[0])
     if program is None:
-        raise InvalidInput(f"{command[0]!r} is not a program", hint="Write its path, or install it.")
+        hint = "Write its path, or install it."
+        if " " in command[0] and len(command) == 1:  # a line of a shell, quoted
+            hint = f"Without the quotes: `{_line_for(('--memory', asked.memory or '8GiB', *command[0].split()))}`."
+        raise InvalidInput(f"{command[0]!r} is not a program", hint=hint)
     if asked.env and not asked.detach:
         raise InvalidInput("--env is for --detach: here the program has your whole environment", hint="Leave it out.")
     body = _request(command, asked)

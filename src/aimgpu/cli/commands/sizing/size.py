@@ -190,6 +190,8 @@ def _granted(memory: str | None, device: Device) -> int | None:
         raise InvalidInput(
             f"{format_bytes(granted)} is more than one {device.product} has, {format_bytes(device.memory_bytes)}",
             hint="Give --memory at most that, or another --gpu.",
+            typed=memory,
+            near=[format_bytes(device.memory_bytes)],
         )
     return granted
 

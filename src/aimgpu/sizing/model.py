@@ -29,7 +29,7 @@ class Architecture:
     sliding_kv_elements: int = 0  # keys and values of one token in such a layer; 0: as in the others
     attention_layers: int | None = None  # None: every layer; fewer in hybrids, whose others keep a constant state
     state_elements: int = 0  # per sequence, all linear-attention or SSM layers together
-    further_parameters: int = 0  # where they are known: of the layers with such a state, and of experts that see every token
+    further_parameters: int = 0  # where they are known: of such layers, shared experts, inputs per layer
     feed_forward_layers: int | None = None  # None: every layer
     state_layers: int | None = None  # layers with such a state; None: those without attention
     kv_lora_rank: int = 0  # MLA: the compressed KV vector

@@ -135,7 +135,8 @@ def _architecture(config: _Config) -> Architecture | None:
         attention_layers=max(attending - shared, 0) if hybrid is not None or shared else None,
         state_elements=states * state.elements if state else 0,
         further_parameters=(states * state.parameters if state else 0)
-        + expert_layers * _shared_expert(config, hidden, intermediate),
+        + expert_layers * _shared_expert(config, hidden, intermediate)
+        + layers * _per_layer_inputs(config, hidden),
         state_layers=states if hybrid is not None else None,
         feed_forward_layers=feeding,
         kv_lora_rank=config.number("kv_lora_rank"),
@@ -158,6 +159,11 @@ def _shared_expert(config: _Config, hidden: int, intermediate: int) -> int:
     width = config.number("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")
     count = config.number("n_shared_experts", "num_shared_experts", default=int(config.family.startswith("llama4")))
     return 3 * hidden * (width or count * config.number("moe_intermediate_size", default=intermediate))
+
+
+def _per_layer_inputs(config: _Config, hidden: int) -> int:
+    """Of one layer: Gemma 3n and the small Gemma 4 have a table of embeddings for each, and projections from and to it."""
+    return config.number("hidden_size_per_layer_input") * (config.number("vocab_size_per_layer_input") + 3 * hidden)
 
 
 def _window(config: _Config) -> int:

@@ -153,9 +153,9 @@ def test_release_while_loading_gives_up_the_start(tmp_path: Path) -> None:
 
     applying = threading.Thread(target=controller.apply, args=([deployment("chat")],), kwargs={"emit": watch})
     applying.start()
-    assert loading.wait(30)
+    assert loading.wait(300)
     controller.release(["chat"])
-    applying.join(30)
+    applying.join(300)
     assert not applying.is_alive()
     check_ledger(machine, controller, names=[])
     controller.close()
@@ -320,9 +320,9 @@ def test_many_that_hang_while_loading_are_released_at_once(tmp_path: Path) -> No
     applying = threading.Thread(target=controller.apply, args=([deployment("chat", 1, replicas=40)],), kwargs={"emit": watch})
     applying.start()
     for _ in range(32):  # as many as start side by side
-        assert loading.acquire(timeout=60)
+        assert loading.acquire(timeout=300)
     controller.release(["chat"])
-    applying.join(60)
+    applying.join(300)
     assert not applying.is_alive()
     check_ledger(machine, controller, names=[])
     controller.close()
@@ -339,7 +339,7 @@ def test_applying_what_somebody_else_is_loading_waits_until_it_is_ready(tmp_path
 
     first = threading.Thread(target=controller.apply, args=([deployment("chat")],), kwargs={"emit": watch})
     first.start()
-    assert loading.wait(60)
+    assert loading.wait(300)
     told: list[str] = []
 
     def finish_loading(event: Event) -> None:
@@ -348,7 +348,7 @@ def test_applying_what_somebody_else_is_loading_waits_until_it_is_ready(tmp_path
             machine.processes[0].behaviour = "ready"
 
     outcome = controller.apply([deployment("chat")], emit=finish_loading)
-    first.join(60)
+    first.join(300)
     assert [instance.state for instance in outcome.instances] == [InstanceState.READY]
     assert told[-1] == "ready"
     assert len(machine.processes) == 1

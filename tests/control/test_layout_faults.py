@@ -41,7 +41,7 @@ class Waiting(SimulatedHardware):
 
     def apply_layout(self, device_id: str, layout_name: str, *, reload_driver: bool = False) -> Device:
         self.entered.set()
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(300)
         return super().apply_layout(device_id, layout_name, reload_driver=reload_driver)
 
 
@@ -96,13 +96,13 @@ def test_nothing_is_placed_on_a_layout_that_is_about_to_go(machine: Machine, con
     changing = threading.Thread(target=controller.change_layout, args=(GPU, "CPX"))
     deploying = threading.Thread(target=controller.apply, args=([deployment("late", 10)],))
     changing.start()
-    assert hardware.entered.wait(60)
+    assert hardware.entered.wait(300)
     deploying.start()
     deploying.join(0.3)  # it must not come through; a slow machine only makes this easier
     assert controller._dependencies.ledger.grants() == ()
     hardware.go_on.set()
-    changing.join(60)
-    deploying.join(60)
+    changing.join(300)
+    deploying.join(300)
     (grant,) = controller._dependencies.ledger.grants()
     assert "/cpx-" in grant.partition_id
     check_ledger(machine, controller)

@@ -51,12 +51,12 @@ def test_between_its_commit_and_its_first_step_a_restart_counts_as_under_way(
 
     def wait_first(operation: object, emit: object) -> object:
         committed.set()
-        go_on.wait(60)
+        go_on.wait(300)
         return run(operation, emit)  # type: ignore[arg-type]
 
     monkeypatch.setattr(controller, "_run", wait_first)
     controller.supervise()
-    assert committed.wait(60)
+    assert committed.wait(300)
     assert open_operations(controller) == 1
     assert controller.is_busy
     go_on.set()
@@ -78,7 +78,7 @@ def test_an_operation_whose_caller_fails_before_its_first_step_holds_up_nothing(
     assert not controller.is_busy
     assert open_operations(controller) == 0
     again = in_thread(lambda: controller.apply([deployment("chat", 20)]))
-    again.join(60)
+    again.join(300)
     assert not again.is_alive(), "it waits for an operation that nothing carries out"
     for _ in range(3):
         controller.supervise(wait=True)
@@ -132,7 +132,7 @@ def test_what_is_released_while_it_is_resized_stays_released(machine: Machine, m
     monkeypatch.setattr(applier.Applier, "resize", release_first)
     controller.resize("chat", 20 * GIB)
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert controller.deployments() == ()
     assert controller.instances() == ()
     controller.close()

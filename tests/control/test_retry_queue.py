@@ -114,12 +114,12 @@ def test_one_that_is_being_tried_is_not_tried_twice(controller: Controller) -> N
     def size_slowly(deployment: Deployment, engine: str, local: LocalModel | None, vendor: str) -> Footprint:
         tries.append(deployment.name)
         entered.set()
-        assert go_on.wait(30)
+        assert go_on.wait(300)
         return size_by_name(deployment, engine, local, vendor)
 
     controller._placer._dependencies = replace(controller._dependencies, size=size_slowly)
     controller.supervise()
-    assert entered.wait(30)
+    assert entered.wait(300)
     controller.supervise(wait=True)
     go_on.set()
     controller.close()

@@ -40,7 +40,7 @@ def test_results_come_in_the_order_of_the_calls(values: list[int]) -> None:
 
 def test_all_run_at_once_and_one_alone_runs_here() -> None:
     barrier = threading.Barrier(3)
-    assert len(side_by_side([lambda: barrier.wait(60) for _ in range(3)], "test")) == 3
+    assert len(side_by_side([lambda: barrier.wait(300) for _ in range(3)], "test")) == 3
     assert side_by_side([threading.get_ident], "test") == [threading.get_ident()]
 
 
@@ -69,7 +69,7 @@ def test_the_background_is_waited_for_at_the_end_and_takes_nothing_more() -> Non
     background, go_on, done = Background(), threading.Event(), []
 
     def work() -> None:
-        assert go_on.wait(60)
+        assert go_on.wait(300)
         done.append(1)
 
     background.run(work, "work")
@@ -99,7 +99,7 @@ def test_what_closes_the_background_from_inside_does_not_wait_for_itself() -> No
         ended.set()
 
     background.run(close, "closes")
-    assert ended.wait(60)
+    assert ended.wait(300)
 
 
 def break_off() -> None:
@@ -122,7 +122,7 @@ def test_a_question_is_given_up_when_waiting_has_become_pointless() -> None:
     release = threading.Event()
 
     def wait() -> None:
-        release.wait(60)
+        release.wait(300)
 
     def give_up() -> None:
         raise Cancelled

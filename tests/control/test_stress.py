@@ -86,7 +86,7 @@ class Round:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120)
+            thread.join(300)
         assert not any(thread.is_alive() for thread in threads), "an operation hangs"
 
     def _act(self, seed: int) -> None:

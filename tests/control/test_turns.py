@@ -82,7 +82,7 @@ def test_what_another_operation_holds_is_waited_for_and_not_asked_for_again_and_
     assert looks == 1
     assert placing.is_alive()
     loop.decide(lambda: reservations.end_claim(claim))
-    placing.join(60)
+    placing.join(300)
     assert not placing.is_alive()
     assert looks <= 3
     controller.close()

@@ -262,7 +262,7 @@ def size_by_name(deployment: Deployment, engine: str, local: LocalModel | None, 
 
 FAST = Timing(
     load_timeout_seconds=0.05,
-    wake_timeout_seconds=5.0,
+    wake_timeout_seconds=300.0,
     poll_seconds=0.01,
     drain_seconds=0.05,
     quiet_seconds=0.0,

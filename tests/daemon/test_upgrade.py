@@ -103,7 +103,7 @@ def test_another_build_of_the_same_schema_takes_over_under_load_and_gives_back(d
             old = daemon.process
             assert old is not None
             old.terminate()
-            assert old.wait(60) == 0
+            assert old.wait(300) == 0
             daemon.set(PYTHONPATH=f"{build}:{ROOT}")
             client = daemon.start()
             assert runs_from(daemon) == build

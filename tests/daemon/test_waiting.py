@@ -45,7 +45,7 @@ def chat(client: DaemonClient, name: str, headers: dict[str, str] | None = None)
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", **(headers or {})})
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return answer.status, json.load(answer), {name.lower(): value for name, value in answer.headers.items()}
     except urllib.error.HTTPError as error:
         with error:

@@ -45,7 +45,7 @@ def chat_request(client: DaemonClient, name: str, *, stream: bool = False) -> ur
 
 
 def chat(client: DaemonClient, name: str) -> int:
-    with urllib.request.urlopen(chat_request(client, name), timeout=120) as answer:
+    with urllib.request.urlopen(chat_request(client, name), timeout=300) as answer:
         answer.read()
         return int(answer.status)
 

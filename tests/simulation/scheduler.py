@@ -105,6 +105,11 @@ class Scheduler:
         if self._current is not None and self._current.life is life:
             raise Crashed
 
+    def fail(self, error: Exception) -> Exception:
+        """The simulation ends with it, whoever catches it on its way."""
+        self.error = self.error or error
+        return error
+
     def wait_for_end(self, life: Life) -> None:
         self.block(lambda: not any(thread.life is life for thread in self._threads))
 
@@ -130,6 +135,8 @@ class Scheduler:
 
     def _choose(self) -> SimThread:
         self.steps += 1
+        if self.error is not None:
+            raise self.error
         if self.steps > self._most_steps:
             raise Stuck(f"no end after {self.steps} steps: {sorted(thread.name for thread in self._threads)}")
         while True:

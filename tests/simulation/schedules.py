@@ -13,7 +13,7 @@ from tests.control.world import check_ledger, deployment, resident
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.world import Fault, SimMachine, Violation, boot
 
-from aimgpu.control.controller import Controller
+from aimgpu.control.controller import ApplyResult, Controller
 from aimgpu.control.events import ignore
 from aimgpu.control.waiting import Ends
 from aimgpu.domain import Deployment, InstanceState, Priority
@@ -59,6 +59,16 @@ def run_schedule(seed: int) -> Outcome:
     return outcome
 
 
+@dataclass(kw_only=True, eq=False)
+class _Asked:
+    """One request about what is wanted, and what it came to."""
+
+    began: int
+    items: dict[str, Deployment | None]  # by name; None: not wanted any more
+    ended: int | None = None
+    done: bool | None = None  # None: it is not certain what is wanted after it
+
+
 class _Schedule:
     def __init__(self, seed: int, scheduler: Scheduler, folder: Path, log: list[str]) -> None:
         self._chance = random.Random(f"schedule {seed}")
@@ -69,6 +79,7 @@ class _Schedule:
         self._ledger: Ledger
         self._under_way = 0
         self._reconciled = False
+        self._asked: list[_Asked] = []
 
     def play(self) -> None:
         self._boot()
@@ -99,14 +110,21 @@ class _Schedule:
         items = [self._random_item(name) for name in chance.sample(NAMES, chance.choice([1, 1, 2, 3]))]
         make_room, prune = chance.random() < 0.3, chance.random() < 0.15
         what = f"apply {[(one.name, one.model, one.replicas, one.keep_seconds) for one in items]} {make_room=} {prune=}"
-        self._do(what, lambda controller: controller.apply(items, make_room=make_room, prune=prune))
+        asked = _Asked(
+            began=self._scheduler.steps, items={name: None for name in NAMES if prune} | {one.name: one for one in items}
+        )
+
+        def apply(controller: Controller) -> None:
+            self._ask(asked, lambda: controller.apply(items, make_room=make_room, prune=prune))
+
+        self._do(what, apply)
 
     def _random_item(self, name: str) -> Deployment:
         chance = self._chance
         item = deployment(
             name,
             chance.choice([1, 20, 60, 100]),
-            replicas=chance.choice([1, 1, 1, 2]),
+            replicas=chance.choice([1, 1, 1, 2, 3]),
             keep_seconds=chance.choice([None, None, 60]),
             engine=chance.choice([None, "sleeper"]),
         )
@@ -114,7 +132,22 @@ class _Schedule:
 
     def _release(self) -> None:
         names = None if self._chance.random() < 0.1 else [self._chance.choice(NAMES)]
-        self._do(f"release {names}", lambda controller: controller.release(names))
+        asked = _Asked(began=self._scheduler.steps, items=dict.fromkeys(names or NAMES))
+
+        def release(controller: Controller) -> None:
+            self._ask(asked, lambda: controller.release(names))
+
+        self._do(f"release {names}", release)
+
+    def _ask(self, asked: _Asked, act: Callable[[], ApplyResult | None]) -> None:
+        """Noted with what it came to, also where the daemon dies in the middle of it."""
+        asked.began = self._scheduler.steps
+        self._asked.append(asked)
+        try:
+            result = act()
+            asked.done = result is None or not result.plan.refusals
+        finally:
+            asked.ended = self._scheduler.steps
 
     def _sleep(self) -> None:
         name = self._chance.choice(NAMES)
@@ -122,7 +155,15 @@ class _Schedule:
 
     def _wake(self) -> None:
         name, others = self._chance.choice(NAMES), self._chance.sample(NAMES, 2)
-        self._do(f"wake {name} {others}", lambda controller: controller.wake(name, [resident(one) for one in others]))
+        tries = self._chance.choice([1, 1, 10])  # a caller that waits asks again
+
+        def wake(controller: Controller) -> None:
+            for _ in range(tries):
+                if not controller.wake(name, [resident(one) for one in others]).plan.refusals:
+                    return
+                self._pause(ROUND_SECONDS)
+
+        self._do(f"wake {name} {others} {tries=}", wake)
 
     def _resize(self) -> None:
         name, gib = self._chance.choice(NAMES), self._chance.randint(1, 120)
@@ -237,6 +278,32 @@ class _Schedule:
             raise Violation(f"operations stay open: {ledger.operations()}")
         for item in controller.deployments():
             self._check_wanted(item)
+        self._check_asked()
+        self._check_nothing_is_kept()
+
+    def _check_asked(self) -> None:
+        """The last request about a name that met no other one holds."""
+        for name in NAMES:
+            asked = [one for one in self._asked if name in one.items and one.done is not False]
+            last = max(asked, key=lambda one: one.began, default=None)
+            if (
+                last is None
+                or last.done is None
+                or any(one.ended is None or one.ended > last.began for one in asked if one is not last)
+            ):
+                continue
+            wanted, found = last.items[name], self._ledger.deployment(name)
+            if replace(found, resized_bytes=None) != wanted if found and wanted else found != wanted:
+                raise Violation(f"{name} was to be {wanted}, and is {found}")
+
+    def _check_nothing_is_kept(self) -> None:
+        """What operations reserve, claim and block ends with them; a try for room may be under way just now."""
+        for _ in range(LOOKS):
+            kept = {key: value for key, value in vars(self._controller._reservations).items() if key != "_loop" and value}
+            if not (kept or self._controller._applier.is_busy or self._controller._loop._placings):
+                return
+            self._pause(0.37 * ROUND_SECONDS)
+        raise Violation(f"kept after all operations ended: {kept}, {self._controller._loop._placings}")
 
     def _check_wanted(self, item: Deployment) -> None:
         """Each replica is ready, asleep, or waits for something that comes."""

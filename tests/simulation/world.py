@@ -1,6 +1,6 @@
 """The machine: the fakes of `tests/control/world.py`, where each side effect may switch, fail, hang or crash."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +12,14 @@ from tests.simulation.scheduler import Life, Scheduler
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies, Timing
+from aimgpu.control.loop import NotYet
+from aimgpu.control.plan.eviction import Resident
+from aimgpu.control.plan.prepared import Prepared
+from aimgpu.control.plan.wake import plan_wake
+from aimgpu.control.snapshots import Reading
 from aimgpu.domain import Device, DeviceUsage, ProcessIdentity
 from aimgpu.engines.protocols import Health, LocalModel, Progress
-from aimgpu.errors import AimGpuError, EngineFailed, HardwareFailed, LedgerFull
+from aimgpu.errors import AimGpuError, Conflict, EngineFailed, HardwareFailed, LedgerFull
 from aimgpu.isolation.chooser import MechanismChooser
 from aimgpu.ledger import Ledger
 
@@ -32,6 +37,7 @@ TIMING = Timing(
     least_residency_seconds=0.0,
 )
 HANG_SECONDS = 40.0
+WAITS_SECONDS = 30.0  # after its last question, nobody waits for a wake any more
 
 
 class Violation(AssertionError):
@@ -56,8 +62,11 @@ class SimMachine(Machine):
         self.effect(None)
 
     def effect(self, error: Callable[[], AimGpuError] | None) -> None:
-        """A switching point; `error`: what the effect raises where it fails, None where it cannot."""
-        if self.scheduler.held:
+        """A switching point; `error`: what the effect raises where it fails, None where it cannot.
+
+        Inside a transaction it may only fail.
+        """
+        if self.scheduler.held and error is None:
             return
         self.scheduler.switch()
         fault = self._take(may_fail=error is not None)
@@ -74,6 +83,7 @@ class SimMachine(Machine):
         for fault in self.faults:
             fault.in_effects -= 1
         due = [one for one in self.faults if one.in_effects <= 0 and (may_fail or one.kind != "fail")]
+        due = [one for one in due if one.kind == "fail" or not self.scheduler.held]
         if due:
             self.faults.remove(due[0])
             return due[0]
@@ -106,7 +116,12 @@ class SimLedger:
             machine = self._machine
             machine.effect((lambda: LedgerFull("the disk is full")) if name == "charge" else None)
             machine.scheduler.check_life(machine.scheduler.current)
-            result = target(*args, **kwargs)
+            try:
+                result = target(*args, **kwargs)
+            except Conflict as error:
+                if name == "charge":
+                    raise machine.scheduler.fail(Violation(f"what was planned has no room: {error.message}")) from error
+                raise
             if name == "release" and args[0] in machine.live():
                 raise Violation(f"{args[0]} was freed while its process runs")
             machine.effect(None)
@@ -204,6 +219,41 @@ class SimHardware:
         return device
 
 
+def watch_wakes(controller: Controller, scheduler: Scheduler) -> None:
+    """Nothing wakes into the room of one that is more urgent, or asked before it, and still waits."""
+    placer, waiting = controller._placer, dict[str, tuple[int, float, float, Prepared]]()  # urgency, since, last asked
+    try_to_wake = placer._try_to_wake
+
+    def fits(item: Prepared, reading: Reading) -> bool:
+        return not plan_wake(item, placer.read_state(reading)).refusals
+
+    def attempt(item: Prepared, residents: Sequence[Resident], reading: Reading) -> Any:
+        now, known = scheduler.clock, waiting.get(item.name)
+        since = known[1] if known is not None and now - known[2] < WAITS_SECONDS else now
+        mine = (-item.deployment.ask.priority.rank, since, now, item)
+        ahead = [
+            one for name, one in waiting.items() if name != item.name and one[:2] < mine[:2] and now - one[2] < WAITS_SECONDS
+        ]
+        ahead = [
+            one for one in ahead if controller._ledger.deployment(one[3].name) == one[3].deployment and fits(one[3], reading)
+        ]
+        found = try_to_wake(item, residents, reading)
+        if isinstance(found, NotYet):
+            return found
+        plan, operation = found
+        if plan.refusals:
+            waiting[item.name] = mine
+        else:
+            waiting.pop(item.name, None)
+        if operation is not None and ahead:
+            first = min(ahead, key=lambda one: one[:2])[3]
+            if not fits(first, reading):
+                raise scheduler.fail(Violation(f"{item.name} woke into the room of {first.name}, which is ahead of it"))
+        return found
+
+    vars(placer)["_try_to_wake"] = attempt
+
+
 def boot(machine: SimMachine) -> tuple[Controller, Ledger]:
     """A new life of the daemon on this machine."""
     machine.life = Life()
@@ -224,4 +274,5 @@ def boot(machine: SimMachine) -> tuple[Controller, Ledger]:
             effects=SimEffects(machine.scheduler, machine.life),
         )
     )
+    watch_wakes(controller, machine.scheduler)
     return controller, ledger

@@ -158,12 +158,12 @@ def _may_room_come(item: Prepared, state: ControlState) -> bool:
 
 def _with_ahead(state: ControlState, ahead: Sequence[Prepared]) -> ControlState:
     """The state in which those ahead that would fit now have their room."""
-    snapshot = state.snapshot
     for other in ahead:
+        wakes, state = _find_wakes(other, state)
         ask = ask_for(other, 0)
-        if ask.name in snapshot.running:
+        if wakes or ask.name in state.snapshot.running:
             continue
-        (decision,) = decide_all(snapshot, [ask])
+        (decision,) = decide_all(state.snapshot, [ask])
         if isinstance(decision, Placement):
-            snapshot = snapshot.with_placement(ask, decision)
-    return replace(state, snapshot=snapshot)
+            state = replace(state, snapshot=state.snapshot.with_placement(ask, decision))
+    return state

@@ -93,7 +93,14 @@ def test_a_partition_of_its_own_stays_reserved_although_its_holder_is_still_ther
     reservations = made()
     reservations.reserve((1, 0), [grant("new-0", 10, exclusive=True)], ["old-0"])
     shown = reservations.apply_to(snapshot(grant("old-0", 50)))
-    assert [one.instance_id for _, state in shown.devices() for one in state.grants] == ["old-0", "new-0"]
+    assert [one.instance_id for _, state in shown.devices() for one in state.grants] == ["old-0/reserved", "new-0"]
+
+
+def test_another_plan_that_ends_the_same_instance_does_not_get_its_room() -> None:
+    reservations = made()
+    reservations.reserve((1, 0), [grant("new-0", 40)], ["old-0"])
+    shown = reservations.apply_to(snapshot(grant("old-0", 50)))
+    assert free_gib(shown.without_instance("old-0")) == free_gib(snapshot()) - 50
 
 
 def test_chains_of_one_operation_are_dropped_one_by_one() -> None:

@@ -148,6 +148,30 @@ def test_room_of_a_later_replacement_stays_reserved_while_an_earlier_one_is_char
     controller.close()
 
 
+def test_new_replicas_wait_for_the_old_one_where_they_need_its_room(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path, gpus=1)
+    busy = threading.Event()
+    busy.set()
+    controller = boot(machine, timing=SLOW, in_flight=lambda one: int(busy.is_set() and one.startswith("chat")))
+    controller.apply([deployment("chat", 100), deployment("other", 20)])
+    stopping = in_thread(lambda: controller.stop_instance(controller.instances()[0].id, restart=False))
+    wait_for(lambda: states(controller)["chat"] == "draining")
+    changing = in_thread(lambda: controller.apply([deployment("chat", 50, replicas=3)]))
+    wait_for(lambda: sum(one.model == "50gib" for one in controller.instances()) == 1)  # for which there is room at once
+    busy.clear()
+    for thread in (stopping, changing):
+        thread.join(BOUND_SECONDS)
+        assert not thread.is_alive()
+    assert [one.model for one in controller.instances() if one.state is InstanceState.READY] == [
+        "50gib",
+        "50gib",
+        "50gib",
+        "20gib",
+    ]
+    check_ledger(machine, controller, names=["chat", "other"])
+    controller.close()
+
+
 def test_a_drain_that_takes_long_holds_up_neither_others_nor_an_idle_model_of_the_same_change(tmp_path: Path) -> None:
     machine = Machine(root=tmp_path, gpus=1)
     busy = threading.Event()

@@ -122,6 +122,11 @@ class SimLedger:
                 if name == "charge":
                     raise machine.scheduler.fail(Violation(f"what was planned has no room: {error.message}")) from error
                 raise
+            if name == "charge":
+                there = {part.id for device in machine.hardware.read_devices() for part in device.layout.partitions}
+                gone = {grant.partition_id for one in args for grant in one.grants} - there
+                if gone:
+                    raise machine.scheduler.fail(Violation(f"charged on {gone}, which is not there"))
             if name == "release" and args[0] in machine.live():
                 raise Violation(f"{args[0]} was freed while its process runs")
             machine.effect(None)

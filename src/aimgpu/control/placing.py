@@ -180,6 +180,9 @@ class Placer:
         if plan.refusals and self._reservations.layouts_change and not request.dry_run:
             version = self._loop.layouts_version
             return NotYet(lambda: self._loop.layouts_version != version)
+        reserving = self._reservations.reserving
+        if plan.refusals and request.make_room and reserving and not request.dry_run:  # nothing of theirs can be moved yet
+            return NotYet(lambda: not reserving <= self._reservations.reserving)
         # What an instance that falls asleep still holds hides the room that is reserved behind it.
         needed = [] if request.dry_run else self._reservations.claims_for_room_on(changing_partitions(plan.steps))
         if needed:

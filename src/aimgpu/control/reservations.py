@@ -87,6 +87,11 @@ class Reservations:
         self._grants.pop(key, None)
         self._replaced.pop(key, None)
 
+    @property
+    def reserving(self) -> frozenset[Key]:
+        """Chains that keep room for a start to come."""
+        return frozenset(key for key, grants in self._grants.items() if grants)
+
     def holds(self, partitions: Iterable[str]) -> bool:
         """Whether room is reserved on one of these, or its layout changes already."""
         wanted = set(partitions)
@@ -153,16 +158,31 @@ class Reservations:
     def apply_to(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot that other plans may use: reserved room is taken, GPUs that change are not there."""
         held = [grant for _, state in snapshot.devices() for grant in state.grants]
+        spoken_for = {
+            (name, grant.partition_id)
+            for key, grants in self._grants.items()
+            for name in self._replaced[key]
+            for grant in grants
+        }
         reserved = [grant for key in self._grants for grant in self._still_needed(key, held)]
         gone = {device_id for devices in self._halted.values() for device_id in devices}
-        if not reserved and not gone and not self._ending:
+        if not reserved and not gone and not spoken_for and not self._ending:
             return snapshot
+
+        def left(grant: Grant) -> Grant:
+            """Another plan that ends it too has not its room."""
+            taken = (grant.instance_id, grant.partition_id) in spoken_for
+            return replace(grant, instance_id=f"{grant.instance_id}/reserved") if taken else grant
+
         running = {name: ask for name, ask in snapshot.running.items() if name not in self._ending}
         nodes = tuple(
             replace(
                 node,
                 devices=tuple(
-                    replace(state, grants=(*state.grants, *(one for one in reserved if one.device_id == state.device.id)))
+                    replace(
+                        state,
+                        grants=(*map(left, state.grants), *(one for one in reserved if one.device_id == state.device.id)),
+                    )
                     for state in node.devices
                     if state.device.id not in gone
                 ),

@@ -55,30 +55,34 @@ def _independent(by_deployment: Sequence[Sequence[Replacement]], snapshot: Snaps
         chain: list[Step] = []
         removed: list[Step] = []  # failed ones, which hold nothing: what replaces them starts side by side
         again: list[Step] = []
+        mine = held  # as this chain sees it, step by step
         for one in replacements:
+            olds = [old.id for old in one.olds]
             ends = [Release.of(old) for old in one.olds]
-            cleared = without_instances(snapshot, [old.id for old in one.olds])
-            if ends_something and isinstance(one.begin, Start):
-                if not _fits(without_instances(held, [old.id for each in replacements for old in each.olds]), one.begin):
-                    return None
-                held = _with_most(held, one, beside=one.serves and _fits(snapshot, one.begin))
+            cleared = without_instances(snapshot, olds)
             if not isinstance(one.begin, Start):
                 chain += [*ends, *([one.begin] if one.begin else [])]
-                snapshot = cleared
-            elif one.serves and _fits(snapshot, one.begin):
+                snapshot, mine = cleared, without_instances(mine, olds)
+                continue
+            at_once = not ends_something or _fits(held, one.begin)
+            beside = one.serves and _fits(snapshot, one.begin) and _fits(mine, one.begin)
+            in_turn = True
+            if ends_something:
+                held, mine = _with_most(held, one, beside=beside), without_instances(mine, olds)
+                in_turn, mine = _fits(mine, one.begin), _with_start(mine, one.begin)
+            if beside:
                 chain += [one.begin, *ends]
-                snapshot = _with_start(snapshot, one.begin)  # the old one stays until the new one serves
-            elif _fits(cleared, one.begin):
-                if one.olds and all(old.state in GONE and not old.grants for old in one.olds):
-                    removed += ends
-                    again.append(one.begin)
-                elif one.olds:
-                    chain += [*ends, one.begin]
-                else:
-                    fresh.append(one.begin)
-                snapshot = _with_start(cleared, one.begin)
-            else:
+                cleared = snapshot  # the old one stays until the new one serves
+            elif not (in_turn and _fits(cleared, one.begin)):
                 return None
+            elif at_once and not one.olds:
+                fresh.append(one.begin)
+            elif at_once and all(old.state in GONE and not old.grants for old in one.olds):
+                removed += ends
+                again.append(one.begin)
+            else:
+                chain += [*ends, one.begin]
+            snapshot = _with_start(cleared, one.begin)
         if removed or chain:
             chains.append((*removed, *again, *chain))
     return (*((tuple(fresh),) if fresh else ()), *chains)

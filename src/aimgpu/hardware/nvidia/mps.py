@@ -9,7 +9,6 @@ Other users of the GPU never see these directories and run as before. NVIDIA's c
 - A fault of one tenant can end the others.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from aimgpu.domain import ProcessIdentity
 from aimgpu.errors import HardwareFailed, HardwareUnavailable, InvalidInput, PartitionBusy
+from aimgpu.files import locked, write_private
 from aimgpu.hardware.nvidia.mps_processes import (
     PIPE_VARIABLE,
     end,
@@ -231,9 +231,7 @@ class MpsDaemons:
     def _locked(self, uuid: str) -> Iterator["_Home"]:
         """One change at a time, also between processes; the folder names its partition from the first moment."""
         home = self._home(uuid)
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self._root / f"{home.folder.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(home.folder):
             home.folder.mkdir(mode=0o700, exist_ok=True)
             (home.folder / "uuid").write_text(uuid, encoding="utf-8")
             yield home
@@ -278,9 +276,7 @@ class _Home:
         found = identify(pid)
         if found is None or found not in find_mps_processes(self.pipe):
             return None
-        partial = self.identity.with_suffix(".part")
-        partial.write_text(json.dumps(asdict(found)), encoding="utf-8")
-        partial.replace(self.identity)
+        write_private(self.identity, json.dumps(asdict(found)))
         return found
 
 

@@ -10,19 +10,17 @@ not take effect; "lost": it does not answer). Both are there to be edited by han
 """
 
 import copy
-import fcntl
 import json
-import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aimgpu.errors import HardwareUnavailable
+from aimgpu.files import locked, write_private
 
 _T = TypeVar("_T")
 
@@ -118,27 +116,12 @@ class StateStore:
             if self._path is None:
                 self._memory = state
             else:
-                _write_atomically(self._path, asdict(state))
+                write_private(self._path, json.dumps(asdict(state), indent=1))
 
     @contextmanager
     def _locked_file(self) -> Iterator[None]:
         if self._path is None:
             yield
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.with_name(self._path.name + ".lock").open("a") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(self._path):
             yield
-
-
-def _write_atomically(path: Path, content: dict[str, Any]) -> None:
-    descriptor, temporary = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-            json.dump(content, handle, indent=1)
-            handle.flush()
-            os.fsync(handle.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -126,6 +126,11 @@ def test_memory_that_fails_is_said(
     assert [(one.code, one.subject, one.serious) for one in found] == ([(code, l4(1).uuid, serious)] if code else [])
 
 
+def test_a_driver_that_fails_to_tell_of_its_memory_has_nothing_to_say(connect: Connect) -> None:
+    library = FakeLibrary([l4()], faults=[Fault("nvmlDeviceGetRemappedRows", 999, times=None)])
+    assert connect(library).inspect() == ()
+
+
 def test_profiles_without_names_are_named_as_nvidia_names_them(connect: Connect) -> None:
     gpu = h200(mig_on=True)
     names = connect(FakeLibrary([gpu])).read_devices()[0].layouts

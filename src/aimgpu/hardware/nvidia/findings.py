@@ -45,7 +45,12 @@ def inspect_gpu(gpu: Gpu) -> tuple[Finding, ...]:
 
 
 def _memory_errors(gpu: Gpu) -> tuple[Finding, ...]:
-    pending, failed = gpu.remapping()
+    try:
+        pending, failed = gpu.remapping()
+    except NvmlFailure as failure:
+        if failure.code in {GPU_IS_LOST, RESET_REQUIRED}:
+            raise
+        return ()  # everything else about the GPU can be read
     if failed:
         text = "the GPU has had uncorrectable memory errors, and could not replace all rows that they were in"
         return (Finding(code="memory-failed", subject=gpu.uuid, text=text, hint="Have the GPU replaced."),)

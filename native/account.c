@@ -63,6 +63,17 @@ static void uncharge(const struct aim_share *share, struct aim_process *slot, ui
     STEP(S_TAKE_AWAY, place(share, slot), take_away(&slot->used_bytes, bytes));
 }
 
+/* What this process holds, which a place begins with. */
+static void hold(struct aim_share *share, uint64_t bytes)
+{
+    STEP(S_HOLDS, 0, (add(&share->held, bytes), load(&share->held)));
+}
+
+static void hold_less(struct aim_share *share, uint64_t bytes)
+{
+    STEP(S_HOLDS, 0, (take_away(&share->held, bytes), load(&share->held)));
+}
+
 static void set_free(const struct aim_share *share, struct aim_process *slot)
 {
     STEP(S_SET_FREE, place(share, slot), (store_release(&slot->state, AIM_FREE), 0));
@@ -265,7 +276,7 @@ static int reserve_far(struct aim_share *share, uint64_t bytes)
     uint64_t cap = cap_of(tenant), sum = total(tenant);
     if (bytes > UINT64_MAX / 4 || plus(sum, bytes) > cap - cap / 8)
         return 0;
-    add(&share->held, bytes); /* first: a slot that is attached meanwhile begins with it */
+    hold(share, bytes); /* first: a slot that is attached meanwhile begins with it */
     charge(share, slot, bytes);
     sum = total(tenant);
     if (STEP(S_FAR, place(share, slot),
@@ -275,7 +286,7 @@ static int reserve_far(struct aim_share *share, uint64_t bytes)
         return 1;
     }
     uncharge(share, slot, bytes);
-    take_away(&share->held, bytes);
+    hold_less(share, bytes);
     return 0;
 }
 
@@ -307,7 +318,7 @@ static int reserve(int device, uint64_t bytes, int counts)
         }
     }
     if (allowed) {
-        add(&share->held, bytes);
+        hold(share, bytes);
         note_sum(tenant, sum);
     } else {
         add(&tenant->denied, (uint64_t)counts);
@@ -394,7 +405,7 @@ void aim_give_back(int device, uint64_t bytes)
     struct aim_share *share = aim_share_of(device);
     if (share == NULL || share->broken || bytes == 0)
         return;
-    take_away(&share->held, bytes);
+    hold_less(share, bytes);
     struct aim_process *slot = load_acquire(&share->slot);
     if (!is_held(share, slot))
         return;

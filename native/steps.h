@@ -31,6 +31,7 @@ enum aim_step {
     S_SET_CONTEXT,
     S_ACTIVATE,
     S_DROP, /* the lock for life of a place that was given up */
+    S_HOLDS, /* what a process holds, by its own count: no other notices, and a place that is taken again begins with it */
 };
 
 #ifdef AIM_STEPS

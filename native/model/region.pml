@@ -96,6 +96,7 @@ int at = 0;
 #define S_SET_CONTEXT 21
 #define S_ACTIVATE 22
 #define S_DROP 23
+#define S_HOLDS 24
 /* Of the test that records. */
 #define DEATH 50
 #define EXEC 51
@@ -348,7 +349,7 @@ inline reserve_far() {
         seen = 0; sum = 0;
         if
         :: fits ->
-            STEP(LOG(S_ADD, place[d] - 1, b) used[OWN] = used[OWN] + b);
+            STEP(LOG(S_HOLDS, 0, held[d] + b) held[d] = held[d] + b; LOG(S_ADD, place[d] - 1, b) used[OWN] = used[OWN] + b);
             total();
             atomic {
                 LOG(S_FAR, place[d] - 1, (sum <= cap[d] && state[OWN] == ACTIVE))
@@ -359,7 +360,12 @@ inline reserve_far() {
                 fi;
                 sum = 0
             }
-            if :: !fits -> take_away() :: else fi
+            if
+            :: !fits ->
+                take_away();
+                READ(LOG(S_HOLDS, 0, held[d] - b) held[d] = held[d] - b)
+            :: else
+            fi
         :: else
         fi
     :: else
@@ -380,14 +386,14 @@ inline reserve() {
             if :: !fits -> reap(); add_within_cap() :: else fi
         :: else
         fi;
+        if :: fits -> READ(LOG(S_HOLDS, 0, held[d] + b) held[d] = held[d] + b) :: else fi;
         unlock()
     :: else
-    fi;
-    if :: fits -> held[d] = held[d] + b :: else fi
+    fi
 }
 
 inline give_back() {
-    held[d] = held[d] - b;
+    READ(LOG(S_HOLDS, 0, held[d] - b) held[d] = held[d] - b);
     is_held(fits);
     if
     :: fits ->

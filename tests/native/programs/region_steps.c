@@ -73,7 +73,7 @@ void aim_step_begins(void)
 void aim_step_ends(enum aim_step step, uint64_t place, uint64_t value)
 {
     int is_bytes = step == S_SUMMED || step == S_CAP || step == S_ADD || step == S_TAKE_AWAY || step == S_SET_USED ||
-                   step == S_SET_CONTEXT;
+                   step == S_SET_CONTEXT || step == S_HOLDS;
     if (step != S_NO_STEP && place < places)
         write_down(step, place, is_bytes ? (value % UNIT == 0 ? value / UNIT : 200) : value);
     give_turn();

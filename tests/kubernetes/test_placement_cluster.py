@@ -339,15 +339,17 @@ def test_the_policy_leaves_the_operator_a_gate_and_a_hint(cluster: Cluster, name
     play(cluster, scenario, nodes=0)
 
 
-ZONES, KEYS = ("a", "b", "c"), ("gpu", "team")
-OTHERS = 10
+ZONES, KEYS, CARD = ("a", "b", "c"), ("gpu", "team"), "example.com/card"
+OTHERS, ROUNDS = 20, 30  # nodes, and pods drawn for each of them
 
 
 def _random_node(draw: random.Random, name: str) -> tuple[Object, list[Object]]:
     amounts = {"cpu": draw.choice(("2", "8")), "memory": draw.choice(("4Gi", "32Gi")), "pods": "110"}
     if draw.random() < 0.5:
         amounts["hugepages-2Mi"] = "64Mi"
-    labels = {"zone": draw.choice(ZONES), "cores": draw.choice(("8", "64"))}
+    amounts |= {name: amount for name, amount in (("ephemeral-storage", "20Gi"), (CARD, "2")) if draw.random() < 0.5}
+    cores = draw.choice(("8", "64", "64", "007", "1_0", "9" * 25))  # the last two are no numbers to kube-scheduler
+    labels = {"zone": draw.choice(ZONES), "cores": cores}
     effects = ("NoSchedule", "NoExecute", "PreferNoSchedule")
     taints = [{"key": key, "value": draw.choice("xy"), "effect": draw.choice(effects)} for key in KEYS if draw.random() < 0.4]
     return node_body(name, amounts, **labels), taints
@@ -385,11 +387,44 @@ def _random_pod(draw: random.Random, name: str, node: str) -> Object:
         body["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": draw.choice((7001, 7002))}]
     if draw.random() < 0.3:
         body["spec"]["nodeSelector"] = {"zone": draw.choice(ZONES)}
+    _add_more(draw, body["spec"], node)
     return body
 
 
+def _add_more(draw: random.Random, spec: Object, node: str) -> None:
+    """What fewer pods have."""
+    container = spec["containers"][0]
+    if draw.random() < 0.4:
+        spec["tolerations"] = [{"operator": "Exists"}]
+    if draw.random() < 0.4:
+        spec.pop("nodeSelector", None)
+        container["resources"]["requests"] |= {"cpu": "1m", "memory": "1Mi"}
+    if draw.random() < 0.25:
+        first: Object = {"name": "first", "image": "none", "resources": {"requests": {"cpu": draw.choice(("1m", "5", "9"))}}}
+        if draw.random() < 0.5:
+            first["restartPolicy"] = "Always"
+        spec["initContainers"] = [first]
+    if draw.random() < 0.2:
+        asked = {"cpu": draw.choice(("1m", "7")), "memory": draw.choice(("1Mi", "20Gi"))}
+        spec["containers"].append({"name": "second", "image": "none", "resources": {"requests": asked}})
+    if draw.random() < 0.1:
+        spec["hostNetwork"], container["ports"] = True, [{"containerPort": draw.choice((7001, 7003))}]
+    elif draw.random() < 0.1:
+        address, protocol = draw.choice(("10.0.0.5", "127.0.0.1")), draw.choice(("TCP", "UDP"))
+        container["ports"] = [{"containerPort": 80, "hostPort": 7001, "hostIP": address, "protocol": protocol}]
+    if draw.random() < 0.2:
+        fields = {"key": "metadata.name", "operator": draw.choice(("In", "NotIn")), "values": [node]}
+        here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+        required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        required["nodeSelectorTerms"].append({"matchFields": [fields], "matchExpressions": [here]})
+    if draw.random() < 0.1:
+        container["resources"]["requests"]["ephemeral-storage"] = draw.choice(("1Gi", "50Gi"))
+    if draw.random() < 0.1:
+        container["resources"]["requests"][CARD] = container["resources"]["limits"][CARD] = "1"
+
+
 def test_the_rules_are_kube_schedulers(cluster: Cluster, namespace: str) -> None:
-    """300 random pods for ten random nodes: no node that one allows and the other does not."""
+    """Random pods for random nodes, one for each node at a time: no node that one allows and the other does not."""
     draw = random.Random(36)
     names = [f"drawn-{number}" for number in range(OTHERS)]
 
@@ -418,24 +453,37 @@ def test_the_rules_are_kube_schedulers(cluster: Cluster, namespace: str) -> None
         for pod in (await client.list(PODS))[0]:
             fleet.put_pod((pod["metadata"]["namespace"], pod["metadata"]["name"]), read_pod(pod))
         differ = []
-        for number in range(300):
-            name, node = f"p{number}", draw.choice(names)
-            made = await client.create(PODS, _random_pod(draw, name, node), namespace)
-            gated = read_pod({**made, "spec": {**made["spec"], "schedulingGates": [{"name": GATE}]}})
-            fleet.put_pod(gated.key, gated)
-            choice = fleet.choose(gated)
-            assert choice is not None
-            fleet.put_pod(gated.key, None)
-
-            async def is_decided(name: str = name) -> Object:
-                pod = await client.get(PODS, name, namespace)
-                conditions = (pod.get("status") or {}).get("conditions") or ()
-                return pod if pod["spec"].get("nodeName") or any(one["type"] == "PodScheduled" for one in conditions) else {}
-
-            found = await until(is_decided, f"{name} decided")
-            if choice.node != found["spec"].get("nodeName", ""):
-                differ.append((made["spec"], choice, found["spec"].get("nodeName"), found["status"].get("conditions")))
-            await client.request("DELETE", PODS.path(namespace, name), body={"gracePeriodSeconds": 0})
+        for number in range(ROUNDS):
+            pods = [_random_pod(draw, f"p{number}-{node}", node) for node in names]
+            differ += [one async for one in _differences(client, fleet, namespace, pods)]
         assert differ == []
 
     asyncio.run(main())
+
+
+async def _differences(client: Client, fleet: ClusterFleet, namespace: str, pods: list[Object]) -> AsyncIterator[Object]:
+    """Pods for which kube-scheduler decides otherwise than `fleet`. All are gone afterwards."""
+    chosen = dict[str, str]()
+    for body in pods:
+        made = await client.create(PODS, body, namespace)
+        gated = read_pod({**made, "spec": {**made["spec"], "schedulingGates": [{"name": GATE}]}})
+        fleet.put_pod(gated.key, gated)
+        choice = fleet.choose(gated)
+        assert choice is not None
+        chosen[gated.key[1]] = choice.node
+        fleet.put_pod(gated.key, None)
+
+    async def decided() -> list[Object]:
+        found = [one for one in (await client.list(PODS, namespace))[0] if one["metadata"]["name"] in chosen]
+        return found if sum(map(_is_decided, found)) == len(chosen) else []
+
+    for pod in await until(decided, "kube-scheduler decided"):
+        name = pod["metadata"]["name"]
+        if pod["spec"].get("nodeName", "") != chosen[name]:
+            yield {"chosen": chosen[name], **pod}
+        await client.request("DELETE", PODS.path(namespace, name), body={"gracePeriodSeconds": 0})
+
+
+def _is_decided(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return bool(pod["spec"].get("nodeName")) or any(one["type"] == "PodScheduled" for one in conditions)

@@ -59,6 +59,15 @@ def test_containers_are_confined() -> None:
                 assert context["runAsNonRoot"]
 
 
+def test_replicas_are_on_different_nodes_where_that_is_possible() -> None:
+    found = [item["spec"] for item in rendered() if item["kind"] == "Deployment" and item["spec"]["replicas"] > 1]
+    assert len(found) == 3
+    for spec in found:
+        (rule,) = spec["template"]["spec"]["topologySpreadConstraints"]
+        assert rule["labelSelector"] == spec["selector"]
+        assert rule["whenUnsatisfiable"] == "ScheduleAnyway"
+
+
 def test_the_page_denies_what_comes_in_and_no_policy_lets_every_namespace_measure() -> None:
     items = rendered()
     policies = {one["metadata"]["name"]: one["spec"] for one in items if one["kind"] == "NetworkPolicy"}

@@ -185,8 +185,12 @@ def test_a_repartition_and_a_restart_of_the_kubelet_are_followed_without_a_resta
     wait_until(lambda: allocatable(cluster, "amd.com/cpx_nps1") == 24, "24 replicas of 8 partitions", agent.check)
     registered = agent.log().count("plugin.registered")
     agent.node.restart_kubelet(kill=True)
-    wait_until(lambda: agent.log().count("plugin.registered") > registered, "registered again", agent.check)
-    assert "kubelet.restarted" in agent.log()
+    wait_for(
+        agent.log,
+        lambda log: "kubelet.restarted" in log and log.count("plugin.registered") > registered,
+        "registered again",
+        agent.check,
+    )
     wait_until(lambda: is_running(cluster, pod("cpx", "amd.com/cpx_nps1"), namespace), "a pod runs", agent.check)
     row = _check_share(cluster, namespace, "cpx", operator)
     assert (row["resource"], row["partitionInfo"]["computeMode"]) == ("amd.com/cpx_nps1", "CPX")  # one of eight partitions

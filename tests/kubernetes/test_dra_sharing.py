@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.kubernetes_versions import counts_shares
-from tests.cluster.waiting import wait_until
+from tests.cluster.waiting import wait_for, wait_until
 from tests.kubernetes.node_agent import NodeAgent, claim_template, gpu_pod, partition, running_agent, share, whole
 
 MI300X = "sim-mi300x-0"
@@ -228,8 +228,14 @@ def test_one_device_for_whole_and_shares_keeps_both_apart_without_counters(
     agent.stop()
     agent.options = ("--simulated", "MI300X:1", "--single-device")
     agent.start()
-    wait_until(lambda: list(agent.devices()) == [MI300X], "one device of one GPU", agent.check)
-    assert not any(item["spec"].get("sharedCounters") for item in agent.slices())
+
+    def published() -> tuple[list[str], bool]:
+        """Devices, and whether there are counters."""
+        specs = [item["spec"] for item in agent.slices()]
+        devices = [device["name"] for spec in specs for device in spec.get("devices") or ()]
+        return devices, any(spec.get("sharedCounters") for spec in specs)
+
+    wait_for(published, lambda found: found == ([MI300X], False), "one device of one GPU, no counters", agent.check)
     cluster.apply([claim_template("whole", whole()), claim_template("half", share("95Gi", "50"))], namespace)
     cluster.apply([gpu_pod(name, "half") for name in ("one", "two")], namespace)
     for name in ("one", "two"):

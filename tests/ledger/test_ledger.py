@@ -71,6 +71,27 @@ def test_a_partition_is_never_charged_beyond_its_size_and_nothing_of_the_try_sta
     ledger.charge(make_instance("c", 40), capacity=CAPACITY)
 
 
+def test_settings_that_change_while_it_runs_concern_its_own_instances_of_the_former_revision(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path / "own.sqlite3")
+    ledger.want(DEPLOYMENT)
+    revisions = {"chat": "r1", "older": "r0", "other": "r1"}
+    for name, revision in revisions.items():
+        instance = replace(make_instance(name, 10), revision=revision)
+        ledger.charge(replace(instance, deployment="other" if name == "other" else "chat"), capacity=CAPACITY)
+    urgent = replace(DEPLOYMENT, ask=replace(DEPLOYMENT.ask, priority=Priority.HIGH))
+    ledger.amend(urgent, former="r1", revision="r2")
+    ledger.close()
+    again = Ledger.open(tmp_path / "own.sqlite3")
+    for each in (ledger, again):
+        assert each.deployments() == (urgent,)
+        assert {one.id: one.revision for one in each.instances()} == revisions | {"chat": "r2"}
+        high = [grant.instance_id for grant in each.grants() if grant.priority is Priority.HIGH]
+        assert high == ["chat"]
+    again.close()
+    with contextlib.closing(Ledger.open(tmp_path / "empty.sqlite3")) as empty, pytest.raises(Conflict):
+        empty.amend(urgent, former="r1", revision="r2")
+
+
 def test_an_instance_is_never_charged_twice(ledger: Ledger) -> None:
     ledger.charge(make_instance("a", 10), capacity=CAPACITY)
     with pytest.raises(Conflict, match="charged already"):

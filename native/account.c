@@ -173,6 +173,13 @@ void aim_forget_former_self(struct aim_share *share)
     aim_unlock(share, how);
 }
 
+/* What is left of its charge: 0. */
+static uint64_t wipe(struct aim_process *slot)
+{
+    memset((char *)slot + sizeof slot->state, 0, sizeof *slot - sizeof slot->state);
+    return plus(load(&slot->used_bytes), load(&slot->context_bytes));
+}
+
 /* Places are taken by compare and swap: the lock is needed only where those of dead processes have to be freed first. */
 static struct aim_process *attach(struct aim_share *share, enum aim_lock *how)
 {
@@ -186,7 +193,7 @@ static struct aim_process *attach(struct aim_share *share, enum aim_lock *how)
     }
     if (slot == NULL)
         return NULL;
-    STEP(S_WIPE, place(share, slot), (memset((char *)slot + sizeof slot->state, 0, sizeof *slot - sizeof slot->state), 0));
+    STEP(S_WIPE, place(share, slot), wipe(slot));
     aim_life_describe(slot);
     store(&slot->life_locked, (uint64_t)share->life);
     store(&slot->attached_ns, aim_now());

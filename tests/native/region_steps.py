@@ -1,7 +1,8 @@
 """Records what the processes of one tenant do to their region, step by step in an order of the dice, and replays it.
 
 native/steps.h says which steps there are. Exactly one process moves at a time; the daemon is the project's own Region, which
-moves between two steps of the others. Any of them may die before any step, or become another program.
+moves between two steps of the others, and may free the place of a live one by mistake. Any of them may die before any step, or
+become another program.
 """
 
 import ctypes
@@ -28,7 +29,7 @@ MOST_CAP = 8
 PLACES = {0: 5, 1: 2}  # by what a context takes: with contexts few places are left, so that they run out
 OPERATIONS, STARTS = 6, {0: 5, 1: 8}  # of a process; processes in all
 S_LOCK, S_UNLOCK, DEATH, EXEC = 1, 2, 50, 51
-D_LOCKED, D_FREES, D_CAP, D_KEPT, D_DONE = 60, 61, 62, 63, 64
+D_LOCKED, D_FREES, D_CAP, D_KEPT, D_DONE, D_MISTAKE = 60, 61, 62, 63, 64, 65
 
 
 class Shared(ctypes.Structure):
@@ -133,6 +134,7 @@ class _Recorder:
         self.dice = random.Random(seed)
         self.alive: dict[int, subprocess.Popen[bytes]] = {}
         self.has_lock = 0
+        self.places = int(environment["AIMGPU_STEPS_PLACES"])
 
     def run(self, context: int, cap: int) -> None:
         starts = STARTS[context]
@@ -191,6 +193,12 @@ class _Recorder:
         if self.has_lock and self.dice.random() < 0.9:
             return
         before = self._places()
+        places = [at for at, state in enumerate(before[: self.places]) if state == layout.ACTIVE]
+        if places and self.dice.random() < 0.2:
+            at = self.dice.choice(places)
+            self.region.tenant_of("tenant").processes[at].state = layout.FREE
+            self._write(D_MISTAKE, at, 0)
+            return
         self._write(D_LOCKED, 0, int(not self.has_lock))
         wanted = self.dice.choice((None, *range(1, MOST_CAP + 1)))
         kept = 1

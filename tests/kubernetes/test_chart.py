@@ -52,6 +52,66 @@ def _elsewhere(item: dict[str, Any]) -> dict[str, Any]:
     return item
 
 
+CLOUDS: dict[str, dict[str, Any]] = {  # what guides for them set
+    "eks": {
+        "agent": {
+            "pod": {
+                "nodeSelector": {"eks.amazonaws.com/nodegroup": "gpu"},
+                "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+            }
+        },
+        "gateway": {
+            "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/models"}},
+            "service": {
+                "type": "LoadBalancer",
+                "loadBalancerClass": "service.k8s.aws/nlb",
+                "annotations": {"service.beta.kubernetes.io/aws-load-balancer-type": "external"},
+            },
+            "ingress": {
+                "enabled": True,
+                "className": "alb",
+                "host": "models.example.com",
+                "annotations": {"alb.ingress.kubernetes.io/target-type": "ip"},
+            },
+        },
+    },
+    "gke": {
+        "agent": {
+            "pod": {
+                "nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"},
+                "priorityClassName": "system-node-critical",
+            }
+        },
+        "gateway": {
+            "serviceAccount": {"annotations": {"iam.gke.io/gcp-service-account": "models@p.iam.gserviceaccount.com"}},
+            "service": {"annotations": {"cloud.google.com/neg": '{"ingress": true}'}},
+            "autoscaling": {"enabled": True},
+        },
+    },
+    "aks": {
+        "imagePullSecrets": [{"name": "registry"}],
+        "agent": {"pod": {"nodeSelector": {"agentpool": "mi300x"}, "labels": {"azure.workload.identity/use": "true"}}},
+        "gateway": {
+            "pod": {"securityContext": {"fsGroup": 1000}},
+            "container": {"env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example"}]},
+            "service": {
+                "type": "LoadBalancer",
+                "annotations": {"service.beta.kubernetes.io/azure-load-balancer-internal": "true"},
+            },
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_the_usual_values_of_three_clouds_are_accepted(cluster: Cluster, tmp_path: Path, cloud: str) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump(CLOUDS[cloud]))
+    command = ("template", RELEASE, str(CHART), "--kube-version=1.36.4", "--namespace=default", f"--values={values}")
+    manifest = helm(*command, "--set=image.repository=registry.example/aimgpu,placement.enabled=true")
+    cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "--filename=-", stdin=manifest)
+
+
 WITHOUT_SERVING = ("--set=gateway.enabled=false,web.enabled=false",)
 
 

@@ -207,6 +207,9 @@ def test_what_does_not_fit_is_refused_with_the_reason_of_each_gpu(stage: Stage) 
         ("--memory lots", "true", "lots"),
         ("--memory 1GiB --fraction 0.5", "true", "both"),
         ("--memory 1GiB --env A=1", "true", "--detach"),
+        ("--memory 1GiB --launcher docker --image a:1", "true", "--detach and --image"),
+        ("--memory 1GiB --launcher docker --detach", "true", "--detach and --image"),
+        ("--memory 1GiB --image a:1", "true", "'image' is for containers"),
         ("--memory 1GiB --detach --env HF_TOKEN=1", "true", "from_file"),
     ],
 )

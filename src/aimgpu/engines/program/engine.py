@@ -11,12 +11,18 @@ from pathlib import Path
 
 from aimgpu.domain import PROGRAM, Deployment, UserProgram
 from aimgpu.engines.launch_environment import is_container
+from aimgpu.engines.launchers.container import OWN_FOLDER
 from aimgpu.engines.protocols import Availability, Command, Health, HealthState, LaunchRequest, Mount
 from aimgpu.errors import EngineUnavailable, InvalidInput
 
 _EXIT_CODE = "exit-code"
-_KEEP_EXIT_CODE = (
-    'out=$1; cd "$2" || exit 126; shift 2; "$@"; code=$?; printf %s "$code" >"$out.new" && mv "$out.new" "$out"; exit "$code"'
+_NOTE = 'printf %s "$code" >"$out.new" && mv "$out.new" "$out"'
+_KEEP_EXIT_CODE = f'out=$1; cd "$2" || exit 126; shift 2; "$@"; code=$?; {_NOTE}; exit "$code"'
+# The signal of a stop reaches the first process alone, which passes it on. It lives for a while: Docker names the process of a
+# container only while that runs, and one that ended at once would count as not started.
+_KEEP_IN_CONTAINER = (
+    'out=$1; cd "$2" || exit 126; shift 2; sleep 5 & nap=$!; "$@" & child=$!; trap \'kill "$child" "$nap"\' TERM; '
+    f'wait "$child"; code=$?; while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done; {_NOTE}; wait; exit "$code"'
 )
 
 
@@ -54,13 +60,16 @@ class ProgramEngine:
     def command(self, request: LaunchRequest) -> Command:
         """The user's, in its folder."""
         program = _program_of(request.overrides.program, request.instance.deployment)
-        (request.run_directory / _EXIT_CODE).unlink(missing_ok=True)
-        directory = program.directory or str(request.run_directory)
+        for folder in _exit_folders(request.run_directory):
+            (folder / _EXIT_CODE).unlink(missing_ok=True)
+        own = request.run_directory / OWN_FOLDER if is_container(request) else request.run_directory
+        directory = program.directory or str(own)
         argv = program.argv
         if program.caller is None:
             found = None if is_container(request) else _find(program, dict(request.overrides.environment))
-            kept = str(request.run_directory / _EXIT_CODE)
-            argv = ("/bin/sh", "-c", _KEEP_EXIT_CODE, "aimgpu-program", kept, directory, found or argv[0], *argv[1:])
+            kept = str(own / _EXIT_CODE)
+            script = _KEEP_IN_CONTAINER if is_container(request) else _KEEP_EXIT_CODE
+            argv = ("/bin/sh", "-c", script, "aimgpu-program", kept, directory, found or argv[0], *argv[1:])
         return Command(
             argv=argv,
             environment=request.environment,
@@ -92,9 +101,15 @@ class ProgramEngine:
 
     def exit_code(self, run_directory: Path) -> int | None:
         """Of the run that ended; None: it is not known, as where a signal ended the shell too."""
-        with suppress(OSError, ValueError):
-            return int((run_directory / _EXIT_CODE).read_text(encoding="ascii"))
+        for folder in _exit_folders(run_directory):
+            with suppress(OSError, ValueError):
+                return int((folder / _EXIT_CODE).read_text(encoding="ascii"))
         return None
+
+
+def _exit_folders(run_directory: Path) -> tuple[Path, Path]:
+    """Where it is written: a container writes into a folder of its own."""
+    return run_directory, run_directory / OWN_FOLDER
 
 
 def _program_of(program: UserProgram | None, name: str) -> UserProgram:

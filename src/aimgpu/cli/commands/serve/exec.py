@@ -48,6 +48,8 @@ class ExecOptions:
     software: str | None
     name: str | None
     env: tuple[str, ...]
+    launcher: str | None
+    image: str | None
     wait: str | None
     detach: bool
     as_json: bool
@@ -63,6 +65,7 @@ class ExecOptions:
         "aimgpu exec --memory 8GiB --wait 10m -- python train.py   # wait for room",
         "aimgpu exec --memory 8GiB --devices 2 -- torchrun --nproc-per-node 2 train.py",
         "aimgpu exec --memory 8GiB --detach --name train -- python train.py && aimgpu logs -f train",
+        "aimgpu exec --memory 8GiB --detach --launcher docker --image python:3.12 -- python train.py",
     ),
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -78,6 +81,8 @@ class ExecOptions:
 @click.option("--wait", is_flag=False, flag_value=_FOR_EVER, metavar="[DURATION]", help="Wait for room, so long or for ever.")
 @click.option("--detach", "-d", is_flag=True, help="Give the program to the daemon and return; `logs` has its output.")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="With --detach: pass this variable on too.")
+@click.option("--launcher", type=click.Choice(("process", "docker")), help="docker: in a container, with --detach.")
+@click.option("--image", metavar="IMAGE", help="With --launcher docker: the image to run it in.")
 @click.option("--software", metavar="PRODUCT", help="Where no daemon runs: start one with a software GPU, such as MI300X.")
 @json_option
 def exec_command(command: tuple[str, ...], **options: object) -> None:
@@ -90,7 +95,9 @@ def exec_command(command: tuple[str, ...], **options: object) -> None:
     asked = ExecOptions(**options)  # type: ignore[arg-type]  # click's names and types are those of the dataclass
     if _MARK in os.environ:
         raise Conflict("this shell has a share of a GPU already", hint="Run the program without `aimgpu exec`, or leave it.")
-    program = shutil.which(command[0])
+    if asked.launcher == "docker" and not (asked.detach and asked.image):
+        raise InvalidInput("a container is the daemon's and runs an image", hint="Add --detach and --image IMAGE.")
+    program = command[0] if asked.launcher == "docker" else shutil.which(command[0])
     if program is None:
         hint = "Write its path, or install it."
         if " " in command[0] and len(command) == 1:  # a line of a shell, quoted
@@ -126,6 +133,8 @@ def _request(command: tuple[str, ...], asked: ExecOptions) -> dict[str, Any]:
         "gpu": {key: value for key, value in gpu.items() if value is not None},
         "priority": asked.priority,
         "isolation": asked.isolation,
+        "launcher": asked.launcher,
+        "image": asked.image,
     }
     name = asked.name or _UNNAMEABLE.sub("-", Path(command[0]).name).strip("._-")[:50] or "program"
     stack: dict[str, Any] = {"programs": {name: {key: value for key, value in fields.items() if value is not None}}}
@@ -139,7 +148,7 @@ def _request(command: tuple[str, ...], asked: ExecOptions) -> dict[str, Any]:
         "base_directory": str(Path.cwd()),
         "named": asked.name is not None,
         "argv": list(command),
-        "environment": _environment_to_give(asked.env) if asked.detach else {},
+        "environment": _environment_to_give(asked) if asked.detach else {},
         "asker": _this_process(),
         "detach": asked.detach,
         "wait_seconds": wait,
@@ -160,10 +169,10 @@ def _this_process() -> dict[str, Any]:
     return {"pid": pid, "start_ticks": procfs.read_start_ticks(pid), "boot_id": procfs.read_boot_id()}
 
 
-def _environment_to_give(names: tuple[str, ...]) -> dict[str, str]:
-    plain, _ = split_secrets(os.environ)
+def _environment_to_give(asked: ExecOptions) -> dict[str, str]:
+    plain, _ = split_secrets({} if asked.launcher == "docker" else os.environ)  # an image has its own
     given = {name: value for name, value in plain.items() if name in _GIVEN or name.startswith(_GIVEN_PREFIXES)}
-    for item in names:
+    for item in asked.env:
         name, equals, value = item.partition("=")
         if not equals and name not in os.environ:
             raise InvalidInput(f"--env {name}: there is no such variable", hint=f"For example --env {name}=VALUE.")

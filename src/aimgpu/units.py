@@ -138,6 +138,8 @@ def _whole(value: Decimal, text: str, unit: str) -> int:
 
 def _meant_bytes(number: Decimal, unit: str) -> str | None:
     """Of `8`, `8G` or `8 gigs` 8GiB; of a bare number that no GPU has as much of in GiB, MiB."""
+    if not number:
+        return None
     if not unit:
         return f"{number}GiB" if number <= _MOST_GIB else f"{number}MiB"
     letter = unit[0].upper()
@@ -146,6 +148,8 @@ def _meant_bytes(number: Decimal, unit: str) -> str | None:
 
 def _meant_duration(number: Decimal, unit: str) -> str | None:
     """Of `500` 500ms, of `2` 2s, of `10 min` 10m."""
+    if not number:
+        return None
     if not unit:
         return f"{number}ms" if number >= _LEAST_MS else f"{number}s"
     return f"{number}{unit[0].lower()}" if unit[0].lower() in _DURATION_UNITS_MS else None

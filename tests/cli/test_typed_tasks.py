@@ -173,6 +173,9 @@ def test_what_else_was_typed_stays_in_every_line_that_is_proposed(capsys: pytest
         ("exec python3 train.py --memory 4GiB", "aimgpu exec --memory 4GiB -- python3 train.py"),
         ("exec python3 train.py", "aimgpu exec --memory 8GiB -- python3 train.py"),
         ("size ./none.gguf", "aimgpu size smollm2"),
+        ("plan '~nobody-is-called-so/none.gguf' --gpu MI300X", "aimgpu plan smollm2 --gpu MI300X"),
+        ("pull ./none.gguf", "aimgpu pull smollm2"),
+        ("size smollm2 --gpu 'Steam Deck'", "aimgpu size smollm2 --gpu RTX-3060-12"),
         ("size --gpu H100", "aimgpu size smollm2 --gpu H100"),
         ("size smollm2 --memory lots", "aimgpu size smollm2 --memory 512MiB"),
         ("partition apply gpu7 CPX --dry-run", "aimgpu partition apply 0 CPX --dry-run"),
@@ -182,7 +185,8 @@ def test_what_else_was_typed_stays_in_every_line_that_is_proposed(capsys: pytest
 )
 def test_where_nothing_is_like_it_an_example_is_given(typed: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(shlex.split(typed)) != 0
-    assert f"`{line}`" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"`{line}`" in error or f"\n  {line}\n" in error
 
 
 @pytest.mark.parametrize("word", ["push", "login", "cp"])

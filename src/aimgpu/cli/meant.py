@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
+from os.path import expanduser  # unlike that of Path it never raises
 from pathlib import Path
 
 import click
@@ -143,6 +144,7 @@ _NEAREST = re.compile(r"Did you mean '([^']+)'\?(.*)", re.DOTALL)
 _LISTED = re.compile(r"(?:Deployed|Running|Keys|Known|Measured|GPUs here|Devices here|It can have): ([^\s,]+)")
 _SUCH_AS = re.compile(r" such as .* or (\S+)$")
 _RUN = re.compile(r"`aimgpu run (\S+)`")
+_INSTEAD = "Name one with as much memory"  # of a GPU that is like none of those known
 _ATTACH = "`aimgpu up --attach`"
 _TAKE_MODELS = frozenset({"run", "up", "pull", "plan", "size"})
 _PORT = re.compile(r"`--port (\d+)`")
@@ -176,7 +178,8 @@ def name_lines(error: AimGpuError, arguments: Sequence[str]) -> str | None:
         return error.hint
     if (meant := _NEAREST.match(hint)) is not None:
         return f"{_ask([_put(words, typed, meant[1])])}{meant[2]}"
-    return _ask([_put(words, typed, name) for name in near]) if near else _with_example(error, words, typed)
+    question = f"{_INSTEAD}:" if hint.startswith(_INSTEAD) else "Did you mean one of these?"
+    return _ask([_put(words, typed, name) for name in near], question) if near else _with_example(error, words, typed)
 
 
 def _other_model(words: Sequence[str], error: AimGpuError) -> str | None:
@@ -184,8 +187,9 @@ def _other_model(words: Sequence[str], error: AimGpuError) -> str | None:
     if words[0] not in _TAKE_MODELS:
         return None
     for word in words[1:]:
-        path = Path(word).expanduser()
-        if error.message.startswith((f"{word} ", f"{path} ", *(f"there is no model at {at}" for at in (path, path.resolve())))):
+        path = Path(expanduser(word))  # noqa: PTH111 -- see above
+        is_name = "/" in word or word.endswith(".gguf")
+        if is_name and any(str(one) in error.message for one in (word, path, path.resolve())):
             return word
     return None
 
@@ -207,9 +211,9 @@ def _with_example(error: AimGpuError, words: Sequence[str], typed: str) -> str |
     return f"{hint} For example `{_join(_put(words, typed, example))}`."
 
 
-def _ask(lines: Sequence[Sequence[str]]) -> str:
+def _ask(lines: Sequence[Sequence[str]], question: str = "Did you mean one of these?") -> str:
     shown = [_join(line) for line in lines]
-    return f"Did you mean `{shown[0]}`?" if len(shown) == 1 else "\n  ".join(("Did you mean one of these?", *shown))
+    return f"Did you mean `{shown[0]}`?" if len(shown) == 1 else "\n  ".join((question, *shown))
 
 
 def _put(words: Sequence[str], typed: str, meant: str) -> list[str]:

@@ -182,7 +182,8 @@ function trafficCell({ traffic, program }) {
   const waiting = Object.values(traffic.waiting).reduce((all, one) => all + one, 0);
   const busy = traffic.running || waiting || traffic.requests_per_second >= 0.05; // less would read as 0
   const slots = traffic.slots ? `${traffic.running} of ${traffic.slots} running` : "";
-  return h("div", {}, busy ? `${rate(traffic.requests_per_second ?? 0)} requests/s` : h("span", { class: "dim" }, "idle"), busy || waiting ? h("small", {}, [slots, waiting ? `${waiting} waiting` : ""].filter(Boolean).join(", ")) : null);
+  const perSecond = rate(traffic.requests_per_second ?? 0);
+  return h("div", {}, busy ? `${perSecond} request${perSecond === "1" ? "" : "s"}/s` : h("span", { class: "dim" }, "idle"), busy || waiting ? h("small", {}, [slots, waiting ? `${waiting} waiting` : ""].filter(Boolean).join(", ")) : null);
 }
 
 /** "used 2 min ago", "sleeps in 8 min" */

@@ -234,7 +234,8 @@ def _settings(models: Sequence[str], options: dict[str, Any]) -> SharingSettings
     sizing = {name: options[name] for name in ("gpu", "memory", "engine", "precision", "context", "concurrency")}
     replicas = options["replicas"]
     if replicas is None and not models:
-        raise InvalidInput("neither --replicas nor a model is given", hint="Give --replicas 4, or the models to size it for.")
+        hint = "Name the models to size it for, or how many: `aimgpu timeslicing render --replicas 4`."
+        raise InvalidInput("neither --replicas nor a model is given", hint=hint)
     if replicas is None:
         found = _recommend(models, **sizing)
         if found.replicas is None:

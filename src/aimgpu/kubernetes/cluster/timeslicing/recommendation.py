@@ -53,7 +53,8 @@ class Recommendation:
 def recommend(models: Sequence[SizedModel], gpu_memory_bytes: int) -> Recommendation:
     """The largest model decides: any pod may have to hold it in the part of the memory that a replica stands for."""
     if not models:
-        raise InvalidInput("no model is named", hint="Name the models that are to share a GPU.")
+        hint = "Name the models that are to share a GPU, as `aimgpu timeslicing recommend Qwen/Qwen3-8B`."
+        raise InvalidInput("no model is named", hint=hint)
     hungriest = max(models, key=lambda each: each.memory_bytes)
     largest = max(models, key=lambda each: each.parameters)
     chosen = size_class(largest.parameters)

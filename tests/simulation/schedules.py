@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.control.world import check_ledger, deployment, resident
 from tests.simulation.scheduler import Scheduler
-from tests.simulation.world import Fault, SimMachine, Violation, boot
+from tests.simulation.world import Fault, SimMachine, Violation, boot, fits_awake
 
 from aimgpu.control.controller import ApplyResult, Controller
 from aimgpu.control.events import ignore
@@ -100,8 +100,8 @@ class _Schedule:
     def _act(self) -> None:
         act = self._chance.choices(
             [self._apply, self._release, self._sleep, self._wake, self._resize, self._partition, self._kill, self._break,
-             self._crash, self._set_clock, self._restart, self._behave],
-            [10, 4, 2, 3, 2, 2, 6, 5, 1, 1, 1, 2],
+             self._crash, self._set_clock, self._restart, self._behave, self._fill_disk],
+            [10, 4, 3, 4, 2, 3, 6, 5, 1, 1, 1, 2, 1],
         )[0]  # fmt: skip
         act()
 
@@ -125,7 +125,7 @@ class _Schedule:
             name,
             chance.choice([1, 20, 60, 100]),
             replicas=chance.choice([1, 1, 1, 2, 3]),
-            keep_seconds=chance.choice([None, None, 60]),
+            keep_seconds=chance.choice([None, 60]),
             engine=chance.choice([None, "sleeper"]),
         )
         return replace(item, ask=replace(item.ask, priority=chance.choice(list(Priority))))
@@ -154,7 +154,11 @@ class _Schedule:
         self._do(f"sleep {name}", lambda controller: controller.sleep(name))
 
     def _wake(self) -> None:
-        name, others = self._chance.choice(NAMES), self._chance.sample(NAMES, 2)
+        for name in self._chance.sample(NAMES, self._chance.choice([1, 1, 3])):
+            self._wake_one(name)
+
+    def _wake_one(self, name: str) -> None:
+        others = self._chance.sample(NAMES, 2)
         tries = self._chance.choice([1, 1, 10])  # a caller that waits asks again
 
         def wake(controller: Controller) -> None:
@@ -181,10 +185,14 @@ class _Schedule:
 
     def _kill(self) -> None:
         live = [process for process in self._machine.processes if process.alive]
-        if live:
-            killed = self._chance.choice(live)
+        for killed in self._chance.sample(live, min(len(live), self._chance.choice([1, 1, 1, 4]))):
             killed.alive = False
             self._log.append(f"{self._now()} kill {killed.instance_id}")
+
+    def _fill_disk(self) -> None:
+        seconds = self._chance.choice([1.0, 5.0, 20.0])
+        self._machine.full_until = self._scheduler.clock + seconds
+        self._log.append(f"{self._now()} the disk is full for {seconds:g} s")
 
     def _behave(self) -> None:
         name = self._chance.choice(NAMES)
@@ -254,6 +262,7 @@ class _Schedule:
     def _settle(self) -> None:
         """Nothing breaks any more; what hangs ends, and pauses pass."""
         self._machine.faults.clear()
+        self._machine.full_until = 0.0
         self._machine.behaviours.clear()
         for process in self._machine.processes:
             if process.behaviour in ("never", "broken", "dies-when-asked", "cannot-sleep", "cannot-wake"):
@@ -278,8 +287,18 @@ class _Schedule:
             raise Violation(f"operations stay open: {ledger.operations()}")
         for item in controller.deployments():
             self._check_wanted(item)
+            self._check_half_asleep(item)
         self._check_asked()
         self._check_nothing_is_kept()
+
+    def _check_half_asleep(self, item: Deployment) -> None:
+        """A replica beside one that is ready sleeps only where it has no room."""
+        for _ in range(LOOKS):
+            states = {one.state for one in self._controller.instances() if one.deployment == item.name}
+            if not {InstanceState.READY, InstanceState.SLEEPING} <= states or not fits_awake(self._controller, item):
+                return
+            self._pause(ROUND_SECONDS)
+        raise Violation(f"{item.name} sleeps beside room: {_show(self._controller)}")
 
     def _check_asked(self) -> None:
         """The last request about a name that met no other one holds."""

@@ -12,12 +12,14 @@ from tests.simulation.scheduler import Life, Scheduler
 
 from aimgpu.control.controller import Controller
 from aimgpu.control.dependencies import Dependencies, Timing
+from aimgpu.control.events import ignore
 from aimgpu.control.loop import NotYet
 from aimgpu.control.plan.eviction import Resident
+from aimgpu.control.plan.preparation import prepare
 from aimgpu.control.plan.prepared import Prepared
 from aimgpu.control.plan.wake import plan_wake
-from aimgpu.control.snapshots import Reading
-from aimgpu.domain import Device, DeviceUsage, ProcessIdentity
+from aimgpu.control.snapshots import Reading, read_gpus
+from aimgpu.domain import Deployment, Device, DeviceUsage, ProcessIdentity
 from aimgpu.engines.protocols import Health, LocalModel, Progress
 from aimgpu.errors import AimGpuError, Conflict, EngineFailed, HardwareFailed, LedgerFull
 from aimgpu.isolation.chooser import MechanismChooser
@@ -57,6 +59,7 @@ class SimMachine(Machine):
     scheduler: Scheduler
     life: Life = field(default_factory=Life)
     faults: list[Fault] = field(default_factory=list)
+    full_until: float = 0.0  # every second charge finds the disk full
 
     def tick(self) -> None:
         self.effect(None)
@@ -115,6 +118,8 @@ class SimLedger:
         def around(*args: Any, **kwargs: Any) -> Any:
             machine = self._machine
             machine.effect((lambda: LedgerFull("the disk is full")) if name == "charge" else None)
+            if name == "charge" and machine.scheduler.clock < machine.full_until and machine.scheduler.chance.random() < 0.5:
+                raise LedgerFull("the disk is full")
             machine.scheduler.check_life(machine.scheduler.current)
             try:
                 result = target(*args, **kwargs)
@@ -222,6 +227,13 @@ class SimHardware:
         device = self._hardware.apply_layout(device_id, layout, reload_driver=reload_driver)
         self._machine.effect(lambda: HardwareFailed("the driver gave up half-way"))
         return device
+
+
+def fits_awake(controller: Controller, item: Deployment) -> bool:
+    """Whether more of it would wake now."""
+    prepared = prepare(controller._dependencies, item, ignore, may_fetch=False)
+    plan = plan_wake(prepared, controller._placer.read_state(read_gpus(controller._dependencies)))
+    return bool(plan.begins) and not plan.refusals
 
 
 def watch_wakes(controller: Controller, scheduler: Scheduler) -> None:

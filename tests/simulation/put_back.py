@@ -7,12 +7,15 @@ import pytest
 
 from aimgpu.control import controller, waiting
 from aimgpu.control.apply import Applier
+from aimgpu.control.controller import Controller
 from aimgpu.control.events import Emit
+from aimgpu.control.instance import in_place
 from aimgpu.control.instance.lifecycle import Lifecycle
 from aimgpu.control.instance.recorder import InstanceRecorder
 from aimgpu.control.reservations import Reservations
 from aimgpu.control.restarts import Restarts
 from aimgpu.domain import Instance, InstanceState
+from aimgpu.placement import Snapshot
 
 _find_diverged = waiting.find_diverged
 _free = InstanceRecorder.free
@@ -33,6 +36,14 @@ def _end_freed_first(self: InstanceRecorder, ended: Instance, instance: Instance
     self.stop(instance)
     self.announce(ended, emit)
     return ended
+
+
+def _grants_as_before(instance: Instance, _measured: Any) -> Any:
+    return instance.grants
+
+
+def _as_it_is(_: object, snapshot: Snapshot) -> Snapshot:
+    return snapshot
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -61,4 +72,11 @@ PUT_BACK: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a release that leaves alone what loads": _of(Lifecycle, "release", _release_without_cancel),
     "an operation that is not closed": _of(Applier, "_close", _nothing),
     "claims that nothing ends": _of(Reservations, "end_claim", _nothing),
+    "a charge past the room that is reserved for a chain": _of(Reservations, "apply_to", _as_it_is),
+    "room that stays reserved": _of(Reservations, "drop", _nothing),
+    "a GPU that stays blocked after its layout changed": _of(Reservations, "unblock", _nothing),
+    "an instance that counts as ending for ever": _of(Reservations, "stop_ending", _nothing),
+    "a sleeper that stays charged for what it gave back": _of(in_place, "asleep_grants", _grants_as_before),
+    "a refusal after which nothing tries again": _of(Restarts, "_note_refusal", _nothing),
+    "what differs from what is wanted, and nobody looks": _of(Controller, "_converge", _nothing),
 }

@@ -206,6 +206,10 @@ class _Schedule:
         self._log.append(f"{self._now()} {fault}")
 
     def _crash(self) -> None:
+        """Sometimes with some of the engines, and on a disk that stays full for the next daemon's start."""
+        if self._chance.random() < 0.3:
+            self._kill()
+            self._fill_disk()
         self._log.append(f"{self._now()} crash")
         self._scheduler.end(self._machine.life)
 

@@ -32,6 +32,10 @@ ASKS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     ),
     "tokens counted": ("/v1/messages/count_tokens", lambda url: chat({"type": "image", "source": {"type": "url", "url": url}})),
     "embeddings": ("/v1/embeddings", lambda url: {"input": "x", **chat({"type": "image_url", "image_url": {"url": url}})}),
+    "embeddings of pictures": ("/v1/embeddings", lambda url: {"modality": "image", "input": [url]}),
+    "an image by its name": ("/v1/images/generations", lambda url: {"prompt": "x", "image": [url]}),
+    "a voice": ("/v1/audio/speech", lambda url: {"input": "x", "ref_audio": url}),
+    "documents": ("/v1/rerank", lambda url: {"query": "x", "documents": [{"image": url}]}),
     "tokenize": ("/v1/tokenize", lambda url: chat({"type": "image_url", "image_url": {"url": url}})),
 }
 
@@ -43,6 +47,20 @@ def test_no_url_of_a_caller_reaches_an_engine(name: str, engine: str) -> None:
     body = json.dumps({"model": "chat", **make(METADATA)}).encode()
     spent = serve_once(Served(path=path, body=body, engine=engine))
     assert (spent.status, spent.asked) == (400, 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"images": ["iVBORw0KGgo"], "prompt": METADATA},
+        {"input": [METADATA]},
+        {"input": [METADATA], "modality": "text"},
+        chat({"type": "image", "image": "data:image/png;base64,AAAA"}),
+        chat({"type": "text", "text": f"what is in the image at {METADATA}?"}),
+    ],
+)
+def test_content_and_texts_that_name_a_url_pass(fields: dict[str, Any]) -> None:
+    check_media(fields, ())
 
 
 def test_a_name_that_is_written_with_escapes_is_read_as_what_it_says() -> None:

@@ -20,10 +20,12 @@ _BINS = 44  # up to a month
 _EDGES = tuple(accumulate(repeat(_GROWTH, _BINS - 1), lambda edge, growth: edge * growth, initial=_SHORTEST_SECONDS))
 _MIDDLES = (_SHORTEST_SECONDS / 2, *((low + high) / 2 for low, high in pairwise(_EDGES)), _EDGES[-1])
 _FADE = 0.995  # per arrival
+_LARGEST_UNIT = 1e100
 UNKNOWN_GAP_SECONDS = 600.0
 _SOON_SECONDS = 30.0
 _SLOT_SECONDS = 900
-_SLOTS = 86_400 // _SLOT_SECONDS
+_DAY_SECONDS = 86_400
+_SLOTS = _DAY_SECONDS // _SLOT_SECONDS
 _DAY_FADE = 0.6  # per day: the last three days weigh nearly all
 _LOOK_AHEAD_SLOTS = 8
 
@@ -34,22 +36,26 @@ class ArrivalHistory:
     def __init__(self) -> None:
         self.last: float | None = None
         self._first: float | None = None
-        self._gaps = [0.0] * (_BINS + 1)
+        self._gaps = [0.0] * (_BINS + 1)  # in units of `_unit`, which grows in place of all fading
+        self._unit = 1.0
         self._slots = [0.0] * _SLOTS  # requests per quarter of an hour, the mean of earlier days
         self._today: dict[int, float] = {}
         self._day = 0
 
     def note(self, now: float) -> None:
         """A request came."""
-        self._turn_day(now)
-        slot = _slot(now)
+        if self._first is None or now >= (self._day + 1) * _DAY_SECONDS:
+            self._turn_day(now)
+        slot = int(now // _SLOT_SECONDS) % _SLOTS
         self._today[slot] = self._today.get(slot, 0.0) + 1
         if self.last is None:
             self._first = now
         else:
-            gap = max(now - self.last, 0.0)
-            self._gaps = [count * _FADE for count in self._gaps]
-            self._gaps[bisect_right(_EDGES, gap)] += 1.0
+            self._unit /= _FADE
+            self._gaps[bisect_right(_EDGES, now - self.last)] += self._unit
+            if self._unit > _LARGEST_UNIT:
+                self._gaps = [count / self._unit for count in self._gaps]
+                self._unit = 1.0
         self.last = now
 
     def expected_seconds(self, now: float) -> float:
@@ -66,7 +72,7 @@ class ArrivalHistory:
         weight = 1.0
         total = _soonness(max(pause, _SHORTEST_SECONDS) if self._seen else UNKNOWN_GAP_SECONDS)
         for index in range(bisect_right(_EDGES, pause), _BINS + 1):
-            count = self._gaps[index]
+            count = self._gaps[index] / self._unit
             if count:
                 weight += count
                 total += count * _soonness(max(_MIDDLES[index] - pause, _SHORTEST_SECONDS))
@@ -74,7 +80,7 @@ class ArrivalHistory:
 
     def _by_day(self, now: float) -> float | None:
         """Until one request is expected by the earlier days; None: no whole day was seen, or none is due for hours."""
-        if self._first is None or now - self._first < _SLOTS * _SLOT_SECONDS:
+        if self._first is None or now - self._first < _DAY_SECONDS:
             return None
         left = _SLOT_SECONDS - now % _SLOT_SECONDS
         expected, passed = 0.0, 0.0
@@ -91,7 +97,7 @@ class ArrivalHistory:
         return any(self._gaps)
 
     def _turn_day(self, now: float) -> None:
-        day = int(now // (_SLOTS * _SLOT_SECONDS))
+        day = int(now // _DAY_SECONDS)
         if self._first is None:
             self._day = day
         for _ in range(min(day - self._day, 30)):

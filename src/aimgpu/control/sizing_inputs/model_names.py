@@ -127,8 +127,9 @@ def unfetchable(model: str, readers: Readers) -> UnknownModel:
 
 def unknown_model(model: str, catalogue: Catalogue) -> UnknownModel:
     """With the names that may be meant."""
-    near = catalogue.near(model)
-    remark = catalogue.remark(model) or (f"Did you mean {' or '.join(near)}?" if near else None)
+    why = catalogue.remark(model)
+    near = () if why else catalogue.near(model)
+    remark = why or (f"Did you mean {' or '.join(near)}?" if near else None)
     begin = f"{remark} " if remark else ""
     return UnknownModel(
         f"nothing is known of the model {model!r}",

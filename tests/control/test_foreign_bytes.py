@@ -1,5 +1,7 @@
 """What is in use by someone else, as the device tells it: by process, in sum, or not at all."""
 
+from dataclasses import replace
+
 from aimgpu.control.snapshots import foreign_bytes
 from aimgpu.control.unattributed_memory import UnattributedMemory
 from aimgpu.domain import Device, DeviceUsage, ForeignProcess, Grant, Level, Priority
@@ -72,6 +74,14 @@ def test_memory_that_no_visible_process_explains_is_in_use_all_the_same() -> Non
     assert foreign(cut, usage(cut, 50 * GIB)) == {UNKNOWN_PARTITION: 50 * GIB}
     whole = nvidia.layout.partitions[0].id
     assert foreign(nvidia, usage(nvidia, 50 * GIB, measured=True)) == {whole: 50 * GIB}
+
+
+def test_what_explains_the_use_of_a_partition_explains_nothing_of_the_rest_of_the_device() -> None:
+    """Our engine cannot be seen and fills what it was granted; outside of all partitions there is a stranger."""
+    gpu = device("H200-141")
+    seen = replace(usage(gpu, 10 * GIB, measured=True), used_bytes=40 * GIB)
+    assert foreign(gpu, seen, grant(gpu, 10 * GIB)) == {UNKNOWN_PARTITION: 30 * GIB}
+    assert foreign(gpu, seen, grant(gpu, 16 * GIB)) == {UNKNOWN_PARTITION: 24 * GIB}, "6 GiB of the grant may be there"
 
 
 def test_our_own_use_explains_what_it_is_and_not_what_was_granted() -> None:

@@ -61,6 +61,11 @@ def _lost_need(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(controller, "find_diverged", _failed_is_settled)
 
 
+def _kept_start(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Applier, "drop_cancelled", _nothing)
+    patch.setattr(Controller, "_end_abandoned", _nothing)
+
+
 def _of(owner: object, name: str, replacement: object) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda patch: patch.setattr(owner, name, replacement)
 
@@ -72,6 +77,7 @@ PUT_BACK: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a release that leaves alone what loads": _of(Lifecycle, "release", _release_without_cancel),
     "an operation that is not closed": _of(Applier, "_close", _nothing),
     "claims that nothing ends": _of(Reservations, "end_claim", _nothing),
+    "a start that another request took over, and nobody ends": _kept_start,
     "a charge past the room that is reserved for a chain": _of(Reservations, "apply_to", _as_it_is),
     "room that stays reserved": _of(Reservations, "drop", _nothing),
     "a GPU that stays blocked after its layout changed": _of(Reservations, "unblock", _nothing),

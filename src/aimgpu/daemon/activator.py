@@ -107,6 +107,7 @@ class Activator:
         # By deployment and whether it slept in place: from the request until it was ready, unloading others included.
         self._learned: dict[tuple[str, bool], float] = {}
         self._attempts: dict[str, _Attempt] = {}
+        self._seen: Mapping[str, ModelActivity] = {}
         self._woken_ahead: dict[str, float] = {}  # by deployment, its last request before that
         self._refused_at: dict[str, int] = {}  # programs that made room and found none, by the version of what they saw
         self._granted: frozenset[tuple[str, str, int]] = frozenset()  # at the last look for room
@@ -172,8 +173,8 @@ class Activator:
             }
 
     def explain(self) -> dict[str, str]:
-        """Why each model is awake or asleep, for people."""
-        activity = self._read_activity()
+        """Why each model is awake or asleep, for people; by what the last tick saw, so that nobody waits for the gateway."""
+        activity = self._seen
         found = explain_residents(self.residents(activity), self._usage.least_residency_seconds)
         for one in self._controller.instances():
             if one.state is InstanceState.SLEEPING and one.deployment not in found:
@@ -193,7 +194,7 @@ class Activator:
 
     def tick(self) -> None:
         """Put to sleep what was idle for long enough, and wake into free room who is due; call about once a second."""
-        activity = self._read_activity()
+        activity = self._seen = self._read_activity()
         for name in due_to_sleep(self.residents(activity), self._usage.least_residency_seconds):
             self._controller.sleep(name, emit=self._emit)
         self._wake_ahead(activity)

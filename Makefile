@@ -62,9 +62,9 @@ fuzz: env        ## the property tests with TIMES (50) times as many examples, a
 	AIMGPU_FUZZ=$(or $(TIMES),50) $(RUN) pytest -m hypothesis $(ARGS)
 
 docs: env        ## write the generated reference pages and chart files
+	$(RUN) python tools/generate_chart.py
 	$(RUN) python tools/generate_reference.py
 	$(RUN) python -m tools.dashboards
-	$(RUN) python tools/generate_chart.py
 
 cluster: env     ## a Kubernetes cluster with our parts on simulated GPUs; Ctrl-C removes it (as root)
 	@$(RUN) python -m tests.cluster $(ARGS)

@@ -103,10 +103,10 @@ def _schema() -> dict[str, Any]:
     for folder in ("kubeletFolder", "cdiFolder", "stateFolder", "runFolder"):
         agent[folder]["pattern"] = "^/."
     properties["image"]["properties"]["repository"]["pattern"] = "^([^@]*/)?[^@:/]*$"  # the tag has a value of its own
-    properties["nameOverride"]["pattern"] = f"^({_LABEL})?$"
+    properties["nameOverride"]["pattern"] = f"^({LABEL})?$"
     properties["serviceMonitor"]["properties"]["interval"]["pattern"] = rf"^{_NUMBER}(ms|s|m|h)$"
-    properties["web"]["properties"]["namespace"]["pattern"] = f"^({_LABEL})?$"
-    gateway["keysSecret"]["pattern"] = rf"^{_LABEL}(\.{_LABEL})*$"
+    properties["web"]["properties"]["namespace"]["pattern"] = f"^({LABEL})?$"
+    gateway["keysSecret"]["pattern"] = rf"^{LABEL}(\.{LABEL})*$"
     gateway["drainSeconds"]["minimum"] = 0
     service = gateway["service"]["properties"]
     service |= {"annotations": _TEXTS, "labels": _TEXTS}
@@ -123,7 +123,7 @@ def _schema() -> dict[str, Any]:
 
 
 _NUMBER = r"[0-9]+(\.[0-9]+)?"
-_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"  # of a DNS name
+LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"  # of a DNS name
 _QUANTITIES = {  # as Kubernetes reads them
     "type": "object",
     "additionalProperties": {
@@ -158,8 +158,8 @@ _SPECIAL: dict[str, dict[str, Any]] = {  # by the value's name
         "additionalProperties": False,
         "properties": {"requests": _QUANTITIES, "limits": _QUANTITIES, "claims": _LIST},
     },
-    "watchNamespaces": {**_LIST, "items": {**_TEXT, "pattern": f"^{_LABEL}$"}},
-    "shortNames": {**_LIST, "items": {**_TEXT, "pattern": rf"^(\*|{_LABEL})$"}},
+    "watchNamespaces": {**_LIST, "items": {**_TEXT, "pattern": f"^{LABEL}$"}},
+    "shortNames": {**_LIST, "items": {**_TEXT, "pattern": rf"^(\*|{LABEL})$"}},
     "extraArgs": {**_LIST, "items": _TEXT},
     "mediaDomains": {**_LIST, "items": _TEXT},
     "hostnames": {**_LIST, "items": _TEXT},

@@ -36,7 +36,7 @@ from aimgpu.web.doors import Door
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
-from tools import entry_points, json_answers, measurements  # noqa: E402 the path is set above
+from tools import chart_values, entry_points, json_answers, measurements  # noqa: E402 the path is set above
 
 REFERENCE = ROOT / "docs" / "reference"
 RECORDINGS = ROOT / "tests" / "recordings"
@@ -330,6 +330,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "refusals.md": refusals_page,
     "settings.md": settings_page,
     "cli.md": cli_page,
+    "chart-values.md": chart_values.page,
     "supported.md": supported_page,
     "models.md": models_page,
     "gpus.md": gpus_page,
@@ -355,7 +356,10 @@ def main() -> int:
     unknown = undocumented_settings()
     if unknown:
         print(f"not in src/aimgpu/settings.py: {', '.join(sorted(unknown))}", file=sys.stderr)
-    return 1 if stale or unknown else 0
+    incomplete = chart_values.faults()
+    for fault in incomplete:
+        print(fault, file=sys.stderr)
+    return 1 if stale or unknown or incomplete else 0
 
 
 if __name__ == "__main__":

@@ -190,6 +190,12 @@ def test_a_refusal_says_why_and_leaves_nothing_running(aimgpu: "CommandLine") ->
     assert aimgpu.home.read_daemon() is None
 
 
+def test_a_refusal_of_one_model_is_about_the_model(aimgpu: "CommandLine") -> None:
+    done = aimgpu.run("run", "smollm2", "hello", scenario="refuse")
+    assert done.returncode == PlacementRefused.exit_status
+    assert "error: the model does not fit, nothing was started\n" in done.stderr
+
+
 def test_a_refusal_is_json_when_asked(aimgpu: "CommandLine") -> None:
     done = aimgpu.run("up", "--json", scenario="refuse")
     assert json.loads(done.stderr.splitlines()[-1])["error"]["code"] == "placement_refused"

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -194,9 +195,14 @@ def test_two_gpus_are_seen_only_where_two_were_granted_and_children_count(stage:
 def test_what_does_not_fit_is_refused_with_the_reason_of_each_gpu(stage: Stage) -> None:
     code, _, err = stage.finished("--memory 1000GiB", "true")
     assert code != 0
-    assert "software-gpu-mi300x-0" in err or "gpu0" in err
-    assert "1000GiB" in err
+    told, why, *hint = err.splitlines()
+    assert told == "error: the program does not fit, nothing was started"
+    assert why == "true does not fit on gpu0: needs 1000GiB; the GPU has 191.9GiB"
     assert not stage.daemon.books()[0]
+    wanted = re.search(r"Request at most (\S+):", "\n".join(hint))
+    assert wanted is not None, hint
+    assert stage.finished(f"--memory {wanted[1]}", "true")[0] == 0, "what is proposed fits"
+    stage.wait_until_free()
 
 
 @pytest.mark.parametrize(

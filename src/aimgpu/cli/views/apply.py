@@ -91,19 +91,21 @@ def print_plan(outcome: ApplyOutcome) -> None:
         click.echo(f"Unchanged: {', '.join(unchanged)}")
 
 
-def refusal_error(outcome: ApplyOutcome) -> PlacementRefused:
-    """All refusals as one error: why, device by device, and what would make it fit."""
+def refusal_error(outcome: ApplyOutcome, alone: str | None = None) -> PlacementRefused:
+    """All refusals as one error: why, device by device, and what would make it fit; `alone`: what the only ask is of."""
     lines, hints = [], []
     for refusal in outcome.refusals:
-        name, summary = str(refusal.get("ask") or refusal.get("deployment")), str(refusal.get("summary") or refusal.get("text"))
-        lines.append(summary if summary.startswith(f"{name} ") else f"{name}: {summary}")
+        ask, summary = str(refusal.get("ask") or refusal.get("deployment")), str(refusal.get("summary") or refusal.get("text"))
+        name = ask.removesuffix("-0") if alone else ask  # which is of its first replica
+        verdict = summary.removeprefix(f"{ask} ")
+        lines.append(f"{name}: {summary}" if verdict == summary else f"{name} {verdict}")
         reasons = [f"{reason.get('device')}: {reason.get('text')}" for reason in refusal.get("reasons", [])]
         lines += [f"  {reason}" for reason in reasons if not summary.endswith(f" on {reason}")]  # the only GPU's stands there
         hints += [str(way) for way in refusal.get("would_fit", [])]
     ways = "\n  ".join(dict.fromkeys(hints))
     text = outcome.rename("\n".join(lines))
     hint = f"What would fit:\n  {outcome.rename(ways)}" if ways else None
-    return PlacementRefused(f"the stack does not fit, nothing was started\n{text}", hint=hint)
+    return PlacementRefused(f"the {alone or 'stack'} does not fit, nothing was started\n{text}", hint=hint)
 
 
 def _note_refusal(outcome: ApplyOutcome, event: Mapping[str, Any]) -> None:

@@ -253,7 +253,7 @@ def _refusal(event: Mapping[str, Any], client: DaemonClient) -> AimGpuError:
     from aimgpu.cli.views.apply import follow_apply, refusal_error  # noqa: PLC0415
 
     with show_progress() as display:
-        return refusal_error(follow_apply([event], display, client.read_status()))
+        return refusal_error(follow_apply([event], display, client.read_status()), alone="program")
 
 
 def _become(program: str, command: tuple[str, ...], given: Mapping[str, str]) -> NoReturn:

@@ -113,7 +113,7 @@ def _start(client: DaemonClient, source: StackText) -> str:
     if outcome.error is not None:
         raise outcome.error
     if outcome.refusals:
-        raise refusal_error(outcome)
+        raise refusal_error(outcome, alone="model")
     name = source.stack.deployments[0].name
     if outcome.failed:
         raise EngineFailed(f"{name} did not start", hint=f"`aimgpu logs {name}` has what its engine printed.")

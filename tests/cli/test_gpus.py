@@ -188,6 +188,9 @@ def test_with_a_daemon_grants_and_owners_are_shown_and_models_move(daemon: TestD
     assert shown["daemon"] is True
     assert gpu["partitions"][0]["granted_bytes"] > 0
     assert gpu["partitions"][0]["foreign_bytes"] == 0
+    supposed = aimgpu("gpus", "--gpu", "MI355X").stdout
+    assert "MI355X (sim)" in supposed
+    assert "No daemon runs" not in supposed
     assert {str(process["instance"]).partition("-")[0] for process in gpu["processes"]} == {"chat"}
     planned = read("partition", "plan", "0", "CPX")
     assert len(planned["stops"]) == len(planned["returns"]) == 1

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -37,17 +38,23 @@ def gpus(watch: bool, interval: float, known: bool, simulated: GpuChoice | None,
         _show_known(as_json=as_json)
         return
     if not watch:
-        _show(describe_machine(read_machine(find_home(), simulated)), as_json=as_json)
+        _show(_look(simulated), as_json=as_json)
         return
-    _show_again(before := describe_machine(read_machine(find_home(), simulated)), as_json=as_json)
+    _show_again(before := _look(simulated), as_json=as_json)
     while True:
         time.sleep(interval)
         try:
-            now = describe_machine(read_machine(find_home(), simulated))
+            now = _look(simulated)
         except AimGpuError as error:  # a daemon that restarts, a driver that is reloaded: it may come back
             now = {"error": error.to_json()}
         if now != before:
             _show_again(before := now, as_json=as_json)
+
+
+def _look(simulated: GpuChoice | None) -> dict[str, Any]:
+    """A daemon that runs is one also beside GPUs that are asked for by name."""
+    machine = read_machine(home := find_home(), simulated)
+    return describe_machine(replace(machine, daemon=machine.daemon or home.read_daemon() is not None))
 
 
 def _show_again(now: dict[str, Any], *, as_json: bool) -> None:

@@ -116,17 +116,27 @@ class Home:
 
     def read_daemon(self) -> DaemonRecord | None:
         """The daemon that runs from this home; None when there is none, or its record outlived it."""
+        record = self._read_record()
+        return record if record is not None and is_running(record) else None
+
+    def _read_record(self) -> DaemonRecord | None:
         try:
             record = DaemonRecord(**loads(self.daemon_file.read_text()))
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, RecursionError):  # ValueError: no UTF-8, no JSON
             return None
         numbers, texts = (record.pid, record.start_ticks, record.port), (record.boot_id, record.host, record.url)
         is_ours = all(type(one) is int for one in numbers) and all(isinstance(one, str) for one in texts)
-        return record if is_ours and is_running(record) else None
+        return record if is_ours else None
 
     def write_daemon(self, record: DaemonRecord) -> None:
         """Whole or not at all: readers never see half a record."""
         write_private(self.daemon_file, dumps(asdict(record)))
+
+    def remove_daemon(self, pid: int) -> None:
+        """The record of the daemon that ends; that of another stays."""
+        record = self._read_record()
+        if record is not None and record.pid == pid:
+            self.daemon_file.unlink(missing_ok=True)
 
 
 def find_home(environment: Mapping[str, str] = os.environ) -> Home:

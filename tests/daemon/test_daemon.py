@@ -9,15 +9,17 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.daemon.running import ROOT, TestDaemon, apply, stack, wait_for, wait_until_settled
+from tests.daemon.running import PATIENCE_SECONDS, ROOT, TestDaemon, apply, stack, wait_for, wait_until_settled
 from tools.json_answers import STATUS, check_shape
 
 from aimgpu.errors import AimGpuError, NotAllowed, UnknownDeployment
 from aimgpu.keyfile import KeyStore
+from aimgpu.procfs import read_start_ticks
 
 
 @pytest.fixture
@@ -228,6 +230,20 @@ def test_a_second_daemon_on_the_same_home_is_refused_with_the_pid_of_the_first(t
     assert second.returncode == 6
     assert f"pid {daemon.process.pid}" in second.stderr
     assert daemon.home.read_daemon() is not None, "the first one's record is still there"
+
+
+def test_a_daemon_that_ends_leaves_the_record_of_another(tmp_path: Path, make: list[TestDaemon]) -> None:
+    daemon = TestDaemon(tmp_path / "home")
+    make.append(daemon)
+    daemon.start()
+    record = daemon.home.read_daemon()
+    assert record is not None
+    another = replace(record, pid=os.getpid(), start_ticks=read_start_ticks(os.getpid()) or 0)
+    daemon.home.write_daemon(another)
+    assert daemon.process is not None
+    daemon.process.terminate()
+    daemon.process.wait(PATIENCE_SECONDS)
+    assert daemon.home.read_daemon() == another
 
 
 def test_a_port_that_is_taken_is_a_clear_error(tmp_path: Path, make: list[TestDaemon]) -> None:

@@ -303,7 +303,7 @@ class _Daemon:
         await asyncio.to_thread(self._keys.stop)
         await asyncio.to_thread(end_unused_mps, parts.controller, parts.mps)
         await asyncio.to_thread(parts.controller.close)
-        self._options.home.daemon_file.unlink(missing_ok=True)
+        self._options.home.remove_daemon(os.getpid())
         self._owner.release()
 
     def _make_api(self, status: StatusSources, ledger: Ledger, routes: ControllerRoutes, token: str) -> Application:

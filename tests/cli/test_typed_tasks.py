@@ -10,6 +10,9 @@ import pytest
 from aimgpu.cli.main import run_command
 from aimgpu.cli.model_names import understand_model
 from aimgpu.cli.registry import find_entry
+from aimgpu.control.stack.stack_file import parse_stack
+from aimgpu.domain import Fraction, Memory
+from aimgpu.units import GIB
 
 RUNS = (
     "size qwen2.5-7b",
@@ -148,6 +151,10 @@ def test_what_cannot_run_is_answered_with_a_line_that_works(typed: str, capsys: 
         ("--verbose ps", "aimgpu ps"),
         ("list models", "aimgpu ps"),
         ("show smollm2", "aimgpu size smollm2"),
+        ("size smollm2 --precision best", "aimgpu size smollm2"),
+        ("size smollm2 --precision=Auto --context 4096", "aimgpu size smollm2 --context 4096"),
+        ("top --once", "aimgpu top --count 1"),
+        ("gpus --once", "aimgpu gpus"),
         ("catalogue show llama3", "aimgpu catalogue show meta-llama/Meta-Llama-3-8B-Instruct"),
         ("timeslicing recommend llama3.1:8b", "aimgpu timeslicing recommend meta-llama/Llama-3.1-8B-Instruct"),
         ("profiles show smollm2:135m", "aimgpu profiles show HuggingFaceTB/SmolLM2-135M-Instruct-fp16"),
@@ -158,6 +165,36 @@ def test_the_line_is_the_one_that_was_typed_with_one_thing_changed(
 ) -> None:
     assert run_command(shlex.split(typed)) != 0
     assert f"Did you mean `{line}`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "then", "asked"),
+    [
+        ("run smollm2 --memory 2GiB", "--attach --detach && aimgpu run smollm2", Memory(memory_bytes=2 * GIB)),
+        ("run --mem=2 c=smollm2 'say hi'", "--attach --detach && aimgpu run c=smollm2 'say hi'", Memory(memory_bytes=2 * GIB)),
+        ("run smollm2 --gpu 'RTX 4090'", "--attach --detach && aimgpu run smollm2", None),
+        ("up smollm2 --detach --fraction 0.5", "--detach", Fraction(ppm=500_000)),
+    ],
+)
+def test_what_only_a_stack_file_says_is_written_as_one(
+    typed: str, then: str, asked: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(shlex.split(typed)) != 0
+    line = re.search(r"Did you mean `echo (.+) \| aimgpu up -f - (.+)`\?\n$", capsys.readouterr().err)
+    assert line is not None
+    assert line[2] == then
+    stack = parse_stack(*shlex.split(line[1]))
+    (model,) = stack.deployments
+    assert understand_model(model.model) == model.model, "what is proposed is taken as it stands"
+    assert model.ask.want == asked if asked is not None else stack.gpus.simulated == "RTX 4090"
+
+
+@pytest.mark.parametrize(
+    "typed", ["run smollm2 --gpu 0", "run no-such-model --memory 2GiB", "run --memory 2GiB", "run x --compute lots"]
+)
+def test_a_stack_that_could_not_be_read_is_not_proposed(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(shlex.split(typed)) != 0
+    assert capsys.readouterr().err.endswith("hint: `aimgpu run --help` shows what it takes.\n")
 
 
 def test_what_else_was_typed_stays_in_every_line_that_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """What was meant by a command line that is not understood: the line to paste instead."""
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -146,6 +147,8 @@ _SUCH_AS = re.compile(r" such as .* or (\S+)$")
 _RUN = re.compile(r"`aimgpu run (\S+)`")
 _INSTEAD = "Name one with as much memory"  # of a GPU that is like none of those known
 _ATTACH = "`aimgpu up --attach`"
+_IN_STACK = frozenset({"--gpu", "--memory", "--fraction", "--compute"})  # all but the first are keys below `gpu`
+_AS_PUBLISHED = re.compile(r"'(?:best|auto|full|native|original|default|highest)' is not a precision", re.IGNORECASE)
 _TAKE_MODELS = frozenset({"run", "up", "pull", "plan", "size"})
 _PORT = re.compile(r"`--port (\d+)`")
 _INTEGER = re.compile(r"'((\d{1,4})[kK]|\d{1,3}(?:[,_]\d{3})+)' is not a valid integer")
@@ -156,6 +159,8 @@ def find_hint(error: click.ClickException, arguments: Sequence[str]) -> str | No
     line = _line(error, [word for word in arguments if word != "--json"])
     if line is not None:
         return f"Did you mean `{_join(line)}`?"
+    if isinstance(error, click.NoSuchOption) and (shown := _with_stack(error, arguments)):
+        return f"Did you mean `{shown}`?"
     if isinstance(error, click.MissingParameter) and (shown := _example(error)):
         return f"For example `{shown}`."
     return None
@@ -174,8 +179,9 @@ def name_lines(error: AimGpuError, arguments: Sequence[str]) -> str | None:
         return hint.replace(_ATTACH, f"`{_join([*words, '--attach'])}`")
     if (model := _RUN.search(hint)) is not None and (other := _other_model(words, error)) is not None:
         return hint.replace(model[0], f"`{_join(_put(words, other, model[1]))}`", 1)
-    if typed is None:
-        return error.hint
+    kept = _without(words, "--precision") if _AS_PUBLISHED.match(error.message) else words
+    if typed is None or kept != words:
+        return error.hint if kept == words else _ask([kept])
     if (meant := _NEAREST.match(hint)) is not None:
         return f"{_ask([_put(words, typed, meant[1])])}{meant[2]}"
     question = f"{_INSTEAD}:" if hint.startswith(_INSTEAD) else "Did you mean one of these?"
@@ -222,8 +228,13 @@ def _put(words: Sequence[str], typed: str, meant: str) -> list[str]:
 
 
 def _with_port(words: Sequence[str], port: str) -> list[str]:
-    kept = [w for before, w in zip(["", *words], words, strict=False) if "--port" not in (w, before) and w[:7] != "--port="]
-    return [*kept, "--port", port]
+    return [*_without(words, "--port"), "--port", port]
+
+
+def _without(words: Sequence[str], option: str) -> list[str]:
+    """The line less an option and its value."""
+    pairs = zip(["", *words], words, strict=False)
+    return [word for before, word in pairs if option not in (before, word) and not word.startswith(f"{option}=")]
 
 
 def _line(error: click.ClickException, arguments: Sequence[str]) -> list[str] | None:
@@ -274,10 +285,36 @@ def _with_option(name: str, context: click.Context, arguments: Sequence[str]) ->
         return [word for word in arguments if word != name]
     others = (*_OPTIONS.get(name, "").split(), *get_close_matches(name, known, n=1, cutoff=0.75))
     meant = next((option for option in others if option in known), None)
+    if name == "--once" and name in arguments:  # `top` goes on by itself, the others do not
+        return _replace(arguments, name, ["--count", "1"] if context.command.name == "top" else [])
     if meant is None:
         return None
     given = next((word for word in arguments if word.partition("=")[0] == name), None)
     return _replace(arguments, given, [meant + given.removeprefix(name)]) if given is not None else None
+
+
+def _with_stack(error: click.NoSuchOption, arguments: Sequence[str]) -> str | None:
+    """What `run` and `up` have no option for, but a stack file has a key: such a file, then the line without the option."""
+    name = error.option_name
+    option, words = _OPTIONS.get(name, name), _without(arguments, name)
+    place = next((number for number, word in enumerate(arguments) if word.partition("=")[0] == name), None)
+    model = next((word for word in words[1:] if not word.startswith("-")), None)
+    if words[0] not in ("run", "up") or option not in _IN_STACK or place is None or model is None:
+        return None
+    from aimgpu.cli.stack_source import parse_source, source_of_models  # noqa: PLC0415 -- seldom, and slow
+
+    value = arguments[place].partition("=")[2] or "".join(arguments[place + 1 : place + 2])
+    try:
+        (entry,) = source_of_models((model,)).stack.deployments
+        share = {} if option == "--gpu" else {"gpu": {option[2:]: _size(value) if option == "--memory" else value}}
+        where = {"gpus": {"simulated": value}} if option == "--gpu" else {}
+        text = json.dumps({**where, "models": {entry.name: {"model": entry.model, **share}}})
+        parse_source(text, "the line", Path.cwd())
+    except AimGpuError:
+        return None
+    rest = _replace(words[1:], model, [])
+    up = _join(["up", "-f", "-", *(rest if words[0] == "up" else ("--attach", "--detach"))])
+    return f"echo {shlex.quote(text)} | {up}" + (f" && {_join(words)}" if words[0] == "run" else "")
 
 
 def _with_loose_words(error: click.UsageError, context: click.Context, arguments: Sequence[str]) -> list[str] | None:

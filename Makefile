@@ -79,7 +79,7 @@ screenshots: env ## take the pictures of the page that the docs show (needs chro
 	$(RUN) python -m tools.screenshots $(ARGS)
 
 bench-%: env     ## run one benchmark, write benchmarks/results/NAME.json
-	$(RUN) python -m benchmarks.$(subst -,_,$*)$(if $(wildcard benchmarks/$(subst -,_,$*)/run.py),.run) $(ARGS)
+	$(RUN) python -m benchmarks.$(subst -,_,$*).run $(ARGS)
 
 clean:           ## remove what was built here
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

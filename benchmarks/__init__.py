@@ -1,1 +1,1 @@
-"""Speed and quality, measured: `python -m benchmarks.NAME` writes `benchmarks/results/NAME.json`."""
+"""Speed and quality, measured: `python -m benchmarks.NAME.run` writes `benchmarks/results/NAME.json`."""

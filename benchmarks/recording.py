@@ -24,7 +24,7 @@ def write_result(
 ) -> Path:
     """`packages`: distributions whose versions matter to the figures."""
     result = {
-        "command": command or f"python -m benchmarks.{name.replace('-', '_')} {' '.join(sys.argv[1:])}".strip(),
+        "command": command or f"python -m benchmarks.{name.replace('-', '_')}.run {' '.join(sys.argv[1:])}".strip(),
         "commit": _commit(),
         "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),

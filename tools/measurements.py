@@ -19,8 +19,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
-from benchmarks import gateway_tables, isolation_tables  # noqa: E402 the path is set above
+from benchmarks.gateway import tables as gateway_tables  # noqa: E402 the path is set above
 from benchmarks.interposer.run import table  # noqa: E402
+from benchmarks.isolation_h200 import tables as isolation_tables  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLACE = re.compile(r"\{\{(.+?)\}\}")

@@ -1,1 +1,0 @@
-"""Thirty models on one GPU, simulated: who is awake when a request comes, by rule."""

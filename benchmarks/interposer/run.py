@@ -1,7 +1,7 @@
 """Any preloadable shim beside none and ours, on the same software GPU in the same run: `make bench-interposer`.
 
-    python -m benchmarks.interposer                                             none and ours
-    python -m benchmarks.interposer --shim PATH --name NAME@COMMIT --set VARIABLE=VALUE ...
+    python -m benchmarks.interposer.run                                             none and ours
+    python -m benchmarks.interposer.run --shim PATH --name NAME@COMMIT --set VARIABLE=VALUE ...
 
 In a VALUE, {mib}, {bytes} and {percent} are the limits of the tenant, {tenant} is its name and {folder} a folder of this run.
 Programs are started with the shim alone in LD_PRELOAD. What they hold, and how long the device worked for whom, is read from
@@ -379,7 +379,7 @@ def table(rows: list[dict[str, object]], names: list[str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.interposer")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.interposer.run")
     parser.add_argument("--shim", type=Path, help="a shared library to preload")
     parser.add_argument("--name", default="", help="what to call it, with its commit")
     parser.add_argument("--set", action="append", default=[], metavar="VARIABLE=VALUE", help="how it is told the limits")
@@ -402,7 +402,7 @@ def main() -> int:
     words = ["--shim", given.shim.name, "--name", given.name] if given.shim is not None else []
     told = {
         "commit": commit,
-        "command": " ".join(["python -m benchmarks.interposer", *words, *(f"--set {one}" for one in given.set)]),
+        "command": " ".join(["python -m benchmarks.interposer.run", *words, *(f"--set {one}" for one in given.set)]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores shared with other work; software GPU",
         "rows": rows,

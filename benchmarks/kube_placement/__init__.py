@@ -1,1 +1,0 @@
-"""Placement on a real API server and kube-scheduler, with the openb trace."""

@@ -32,7 +32,7 @@ from aimgpu.kubernetes.cluster.placer.policy import placement_policy
 from aimgpu.kubernetes.node.dra_driver.device_classes import device_classes
 from aimgpu.kubernetes.vocabulary.custom_resources import custom_resource_definitions
 from aimgpu.kubernetes.vocabulary.names import GATE, HINT, OPERATOR_ACCOUNT, PLACER_LEASE
-from benchmarks.kube_node_scheduling import create_all
+from benchmarks.kube_node.scheduling import create_all
 from benchmarks.kube_placement.score import Binding, score
 from benchmarks.kube_placement.trace import TraceNode, TracePod, draw
 from benchmarks.recording import write_result

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from benchmarks.engines_h200_daemon import PORT, BenchmarkDaemon
+from benchmarks.engines_h200.daemon import PORT, BenchmarkDaemon
 
 Call = Callable[..., tuple[int, Any]]
 

@@ -5,7 +5,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from benchmarks.engines_h200_daemon import BenchmarkDaemon
+from benchmarks.engines_h200.daemon import BenchmarkDaemon
 from tests.engines_real.conftest import Call, wait_until
 from tests.engines_real.ollama_program import build_ollama
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.engines_h200_models import Shape, write_model
+from benchmarks.engines_h200.models import Shape, write_model
 from tests.daemon.running import TestDaemon
 from tests.engines_real.vllm_program import install_vllm
 from tests.gateway.calling import call

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from benchmarks.engines_h200_daemon import BenchmarkDaemon
+from benchmarks.engines_h200.daemon import BenchmarkDaemon
 from tests.engines_real.conftest import Call, wait_until
 from tests.engines_real.vllm_program import install_vllm
 

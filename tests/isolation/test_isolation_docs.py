@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.isolation_plot import SETUPS, draw
-from benchmarks.isolation_tables import read, read_figures
+from benchmarks.isolation_h200.plot import SETUPS, draw
+from benchmarks.isolation_h200.tables import read, read_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = read_figures()

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from benchmarks.isolation_ahead import describe, to_device
+from benchmarks.isolation_h200.ahead import describe, to_device
 
 MS = 1_000_000
 CLOCKS = [

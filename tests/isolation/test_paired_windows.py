@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.isolation_bench import Bench, Member
-from benchmarks.isolation_calls import find_hooked, find_real
-from benchmarks.isolation_paired import compare_cost, compare_hogs, compare_latency, compare_tail, quantile
-from benchmarks.isolation_stage import Stage, Turn, Window
+from benchmarks.isolation_h200.bench import Bench, Member
+from benchmarks.isolation_h200.calls import find_hooked, find_real
+from benchmarks.isolation_h200.paired import compare_cost, compare_hogs, compare_latency, compare_tail, quantile
+from benchmarks.isolation_h200.stage import Stage, Turn, Window
 
 from aimgpu.domain import Priority
 

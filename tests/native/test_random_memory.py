@@ -9,7 +9,7 @@ import pytest
 
 from aimgpu.units import GIB, KIB, MIB
 
-SOURCE = Path(__file__).parents[2] / "benchmarks" / "isolation_random_memory.c"
+SOURCE = Path(__file__).parents[2] / "benchmarks" / "isolation_h200" / "random_memory.c"
 
 
 def build(rig: Any) -> Path:

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from benchmarks.placement_rates import RatedService, fewest_devices
+from benchmarks.placement.rates import RatedService, fewest_devices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from fractions import Fraction as Ratio
 
-from benchmarks.placement_reservation import reserve_nodes
+from benchmarks.placement.reservation import reserve_nodes
 from tests.placement.worlds import grant_on, mi300x, state_of
 
 from aimgpu.domain import Ask, Fraction, Memory, Placement, Refusal, Whole

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from benchmarks.placement_rates import RatedService, fewest_devices
-from benchmarks.placement_reservation import reserve_nodes
+from benchmarks.placement.rates import RatedService, fewest_devices
+from benchmarks.placement.reservation import reserve_nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples

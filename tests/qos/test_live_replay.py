@@ -4,10 +4,10 @@ import argparse
 import asyncio
 from collections import Counter
 
-from benchmarks.qos_live import order_policies, shorten
-from benchmarks.qos_live_engines import Caller, Done, Fleet
-from benchmarks.qos_live_tally import LiveTally
-from benchmarks.qos_trace import Arrival, Lengths, generate_lengths
+from benchmarks.qos.trace import Arrival, Lengths, generate_lengths
+from benchmarks.qos_live.engines import Caller, Done, Fleet
+from benchmarks.qos_live.run import order_policies, shorten
+from benchmarks.qos_live.tally import LiveTally
 
 from aimgpu.domain import Priority
 

@@ -1,8 +1,8 @@
 """The decisions as a whole, in virtual time: a generated workload that offers more than the GPU can do."""
 
-from benchmarks.qos_engine import work_seconds
-from benchmarks.qos_replay import BASELINES, BOUNDS, OURS, Replay
-from benchmarks.qos_trace import Mix, generate_lengths, make_arrivals
+from benchmarks.qos.engine import work_seconds
+from benchmarks.qos.replay import BASELINES, BOUNDS, OURS, Replay
+from benchmarks.qos.trace import Mix, generate_lengths, make_arrivals
 
 from aimgpu.domain import Priority
 

@@ -1,7 +1,7 @@
 """Buffers that published logs of llama.cpp and Ollama tell, every layer on the GPU, and those of its wheel on this machine."""
 
 import pytest
-from benchmarks.sizing_llamacpp import BufferPoint, buffer_figures, buffers_off_mib, read_buffer_points
+from benchmarks.sizing.llamacpp import BufferPoint, buffer_figures, buffers_off_mib, read_buffer_points
 
 from aimgpu.domain import Exactness, Footprint
 from aimgpu.sizing import SizingRequest, built_in, estimate_footprint

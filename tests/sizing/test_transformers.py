@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.sizing_gpu_rows import estimated
+from benchmarks.sizing_gpu.rows import estimated
 
 from aimgpu.domain import Term
 from aimgpu.sizing import SizingRequest, built_in, estimate_footprint

@@ -283,3 +283,17 @@ def test_a_model_without_a_network_is_one_line_at_once(
     error = capsys.readouterr().err.splitlines()[-2:]
     assert error[0].startswith("error: cannot fetch Qwen/Qwen3-8B-GGUF: http://127.0.0.1:9: ")
     assert error[1].startswith("hint: Check the network")
+
+
+@pytest.mark.parametrize("command", ["plan -f", "up --dry-run -f"])
+@pytest.mark.parametrize("name", ["qwen3:8b", "llama3"])
+def test_the_line_proposed_for_a_short_name_in_a_stack_file_can_be_pasted_into_it(
+    command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "stack.yaml"
+    file.write_text(f"models:\n  chat:\n    model: {name}\n")
+    assert run_command([*command.split(), str(file)]) != 0
+    line = re.search(r"`(model: [^`]+)`", capsys.readouterr().err)
+    assert line is not None
+    file.write_text(f"models:\n  chat:\n    {line[1]}\n")
+    assert run_command([*command.split(), str(file)]) == 0, capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aimgpu.control.plan.preparation import are_simulated, check_format, formats_of, suited_engines, vendor_for
-from aimgpu.control.sizing_inputs.model_names import unreadable
+from aimgpu.control.sizing_inputs.model_names import is_short_name, unfetchable, unreadable
 from aimgpu.control.sizing_inputs.sizing_basis import SizingBasis, basis_from_json, basis_to_json, estimate_on
 from aimgpu.domain import Ask, Auto, Deployment, Device, Footprint
 from aimgpu.engines.protocols import Engine, LocalModel, ModelStore
@@ -116,6 +116,7 @@ def without_running(asks: Sequence[SizedAsk], snapshot: Snapshot) -> tuple[Sized
 
 def _size(deployment: Deployment, world: World, choices: EngineChoices) -> SizedAsk:
     """A model that is not known may still ask for memory by the byte; only `auto` has to be sized."""
+    here = world.basis.runnable is not None  # else it is planned as for real GPUs of the product
     local = choices.models.find(deployment.model)
     engine, doubts = _engine_for(deployment, local, world, choices)
     devices = [state.device for _, state in world.snapshot.devices()]
@@ -126,10 +127,11 @@ def _size(deployment: Deployment, world: World, choices: EngineChoices) -> Sized
     try:
         request = world.basis.request(deployment, engine, local, device)
     except UnknownModel as error:
-        if isinstance(deployment.ask.want, Auto):
-            raise
-        return SizedAsk(ask=deployment.ask, notes=(f"{deployment.name} was not sized: {error.message}",))
-    here = world.basis.runnable is not None  # else it is planned as for real GPUs of the product
+        if not isinstance(deployment.ask.want, Auto):
+            return SizedAsk(ask=deployment.ask, notes=(f"{deployment.name} was not sized: {error.message}",))
+        if here and error.near and is_short_name(deployment.model) and engine in choices.engines:
+            raise unfetchable(deployment.model, {engine: choices.engines[engine].formats}) from error
+        raise
     footprint = replace(estimate_on(request, device), in_host_memory=here and are_simulated(devices))
     if not request.can_divide(request.tensor_parallel):
         doubts = (*doubts, *footprint.notes)

@@ -25,13 +25,13 @@ Ran = tuple[int, str, str]
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """One GPU, of which the pod of `chat` has 10 GiB; another pod of it waits."""
 
-    def call(*words: str, stack: str = "", gpus: bool = True) -> Ran:
+    def call(*words: str, stack: str = "", gpus: bool = True, holder: str = "chat-1") -> Ran:
         async def main() -> int:
             async with SmallApiServer() as server, server.client():
                 waiting = pod("chat-2", type="PodScheduled", status="False", message="0/1 nodes: cannot allocate all claims")
                 del waiting["spec"]["nodeName"]
                 waiting["status"]["phase"] = "Pending"
-                held = share("chat-1")
+                held = share(holder)
                 held["status"]["replicas"][0]["partitionInfo"] |= {
                     "partitionId": "gpu-0/spx-0",
                     "partitionSizeGB": FULL / 10**9,
@@ -80,6 +80,13 @@ def test_what_does_not_fit_is_refused_with_the_reason_and_nothing_is_moved_for_i
     assert "1 of 1 do not fit: large-0" in error
     assert "does not fit on n1/gpu-0: has 181.9GiB free" in text
     assert "move" not in text
+
+
+def test_memory_that_serves_no_model_is_held_by_other_pods(run: Callable[..., Ran]) -> None:
+    status, text, _ = run("plan", stack=asks("large", "185GiB"), holder="notebook")
+    assert status != 0
+    assert "GiB used by other pods)" in text
+    assert "End the other pods on n1/gpu-0: they use " in text
 
 
 def test_every_pod_of_a_model_is_explained_with_kube_schedulers_reason(run: Callable[..., Ran]) -> None:

@@ -273,7 +273,7 @@ def _memory_short(state: DeviceState, partition: Partition, wanted: int, *, excl
             short_bytes=wanted - free,
         )
     if wanted > free:
-        held = f" ({format_bytes(foreign)} used by other processes)" if foreign else ""
+        held = f" ({format_bytes(foreign)} used by other {state.foreign_kind})" if foreign else ""
         size = format_bytes(partition.memory_bytes)
         text = f"has {format_bytes(max(free, 0))} free of {size}{held}; needs {format_bytes(wanted, up=True)}"
         alone = ungranted_bytes(partition, mine, 0)  # an exclusive grant leaves nothing, whatever others hold

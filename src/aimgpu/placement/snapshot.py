@@ -20,6 +20,7 @@ class DeviceState:
     device: Device
     grants: tuple[Grant, ...] = ()
     foreign_bytes: Mapping[str, int] = field(default_factory=dict)  # by partition id; counts as taken
+    foreign_kind: str = "processes"  # what holds them, in words
     shared_levels: Mapping[str, frozenset[Level]] = field(default_factory=dict)
     exclusive_levels: Mapping[str, frozenset[Level]] = field(default_factory=dict)
 

@@ -77,11 +77,12 @@ def suppose(sources: Sources, given: Supposition, check: Callable[[Deployment], 
 
 def _held_by_others(snapshot: Snapshot, layouts: Mapping[str, str]) -> list[str]:
     """A step for each GPU on which foreign processes must end before its layout can change."""
-    held = {state.device.id: sum(state.foreign_bytes.values()) for _, state in snapshot.devices()}
+    held = {state.device.id: (state.foreign_kind, sum(state.foreign_bytes.values())) for _, state in snapshot.devices()}
     return [
-        f"wait until other processes on {device}, which hold {format_bytes(held[device])}, have ended"
+        f"wait until other {kind} on {device}, which hold {format_bytes(size)}, have ended"
         for device in layouts
-        if held.get(device)
+        for kind, size in [held.get(device, ("", 0))]
+        if size
     ]
 
 

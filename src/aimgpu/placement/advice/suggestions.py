@@ -190,7 +190,7 @@ def _changes(need: Need, node: NodeState, state: DeviceState, others: _Others) -
     yield from _stops(need, node, state, others)
     if state.foreign_bytes and isinstance(fit_of(need, node, replace(state, foreign_bytes={})), Fit):
         held = sum(state.foreign_bytes.values())
-        yield 4, (held,), f"End the other processes on {state.device.id}: they use {format_bytes(held)}."
+        yield 4, (held,), f"End the other {state.foreign_kind} on {state.device.id}: they use {format_bytes(held)}."
 
 
 def _less_memory(need: Need, node: NodeState, state: DeviceState) -> Iterator[_Change]:

@@ -63,8 +63,14 @@ def snapshot_of(seen: Observation) -> Snapshot:
         node = device.id.partition("/")[0]
         mine = tuple(grant for grant in grants if grant.device_id == device.id)
         levels = {part.id: _LEVELS for part in device.layout.partitions}
-        foreign = seen.foreign_bytes.get(device.id, {})
-        state = DeviceState(device=device, grants=mine, foreign_bytes=foreign, shared_levels=levels, exclusive_levels=levels)
+        state = DeviceState(
+            device=device,
+            grants=mine,
+            foreign_bytes=seen.foreign_bytes.get(device.id, {}),
+            foreign_kind="pods",
+            shared_levels=levels,
+            exclusive_levels=levels,
+        )
         nodes.setdefault(node, []).append(state)
     states = tuple(NodeState(name=name, devices=tuple(found)) for name, found in nodes.items())
     return Snapshot(nodes=states, running=dict(_running(seen)))

@@ -53,6 +53,14 @@ def write(folder: Path, content: str) -> str:
     return str(path)
 
 
+def test_why_a_model_goes_there_is_said_in_plain_words(folder: Path) -> None:
+    two = "models: {small: {model: acme/x, gpu: {memory: 12GB}}, large: {model: acme/x, gpu: {memory: 50GB}}}"
+    for placement in read("plan", "-f", write(folder, two), "--gpu", "mi300x")["placements"]:
+        assert placement["because"].startswith("the place that leaves the most room for more of what is deployed: ")
+    alike = read("plan", "-f", write(folder, NINE), "--gpu", "mi300x")["placements"]
+    assert alike[0]["because"].startswith("the tightest fit: ")
+
+
 def test_nine_small_models_on_one_device_are_a_plan(folder: Path) -> None:
     plan = read("plan", "-f", write(folder, NINE), "--gpu", "mi300x", "--dry-run")
     assert plan["fits"]

@@ -46,8 +46,8 @@ class PlacementSession:
         self.fleet = Fleet(snapshot)
         self.mix = Mix.given(snapshot) if mix is None else mix
         self.chooser = Chooser(self.fleet, Valuation(self.fleet, self.mix, weights), reserved=reserved)
-        shapes = len(self.mix.counts)
-        self._how = f"the smallest loss of room for the {shapes} kinds of request here" if shapes > 1 else "the tightest fit"
+        varied = len(self.mix.counts) > 1
+        self._how = "the place that leaves the most room for more of what is deployed" if varied else "the tightest fit"
 
     @property
     def snapshot(self) -> Snapshot:

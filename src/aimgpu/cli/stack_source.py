@@ -119,7 +119,7 @@ def _find_default() -> Path:
     lines = {
         f"{command} --example": "three small models, to see how it works",
         f"{command} smollm2": "a model by its name, or the path of a .gguf file",
-        f"echo '{_SMALLEST}' > stack.yaml": "the smallest stack file",
+        f"echo '{_SMALLEST}' > stack.yaml": "the smallest stack file; --file names another",
     }
     if command != "aimgpu up":
         del lines[f"{command} --example"]

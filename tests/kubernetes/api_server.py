@@ -141,7 +141,10 @@ class ApiServer:
             return {"kind": "Status", "status": "Success"}
         if request.method == "DELETE":
             version = ((body or {}).get("preconditions") or {}).get("resourceVersion")
-            return self.store.delete(target.place, version)
+            gone = self.store.delete(target.place, version)
+            if (body or {}).get("propagationPolicy") == "Background":
+                self.store.delete_owned(gone)
+            return gone
         if request.method == "PUT":
             return self.store.write(target.place, body, manager=manager, subresource=target.subresource)
         return self._patch(target, body, manager, request)

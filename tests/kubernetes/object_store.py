@@ -88,6 +88,8 @@ class ObjectStore:
                 after["metadata"][name] = copy.deepcopy(before["metadata"][name])
         if after == before:
             return before
+        if place[0] == "jobs" and after["spec"]["template"] != before["spec"]["template"]:
+            raise Rejected(422, "Invalid", f'Job.batch "{place[2]}" is invalid: spec.template: field is immutable')
         if after.get("spec") != before.get("spec"):
             after["metadata"]["generation"] += 1
         old, new = _leaves(before), _leaves(after)
@@ -107,6 +109,12 @@ class ObjectStore:
         self.version += 1
         self.history.append(Change(version=self.version, collection=place[0], type="DELETED", object=found))
         return found
+
+    def delete_owned(self, owner: Object) -> None:
+        """As the garbage collector does, after a deletion with a policy that asks for it."""
+        for place, item in list(self.objects.items()):
+            if any(one.get("uid") == owner["metadata"]["uid"] for one in item["metadata"].get("ownerReferences") or ()):
+                self.delete(place)
 
     def select(self, collection: str, namespace: str, labels: str = "", fields: str = "") -> list[Object]:
         return [

@@ -290,6 +290,7 @@ STACK = json.dumps({"models": {"new": ENTRY}})
         ({"stack": STACK}, "", "yes", "no namespace 'team'"),
         ({"stack": STACK}, "yes", "", "not installed"),
         ({"stack": "models: {new: {}}"}, "yes", "yes", "model"),
+        ({"stack": "programs: {t: {command: a, image: b, gpu: {memory: 1GiB}}}"}, "yes", "yes", "not programs"),
         ({"stack": 5}, "yes", "yes", "stack: text"),
         ({"stack": STACK, "namespace": 5}, "yes", "yes", "namespace: text"),
         (

@@ -169,6 +169,18 @@ def manifests(gpu: str) -> list[Object]:
     return render_stack(stack.deployments, RenderOptions(images=ServingImages(own="own:1", vendor="amd")))
 
 
+def test_a_program_that_no_gpu_can_hold_is_refused() -> None:
+    async def scenario(_api: ApiServer, client: Client) -> None:
+        for restart in ("never", "always"):
+            program = f"{{command: [a], image: b, restart: {restart}, gpu: {{memory: 900GiB}}}}"
+            stack = parse_stack(f"programs: {{train: {program}}}")
+            found = render_stack(stack.deployments, RenderOptions(images=ServingImages(own=None)))
+            with pytest.raises(InvalidInput, match="train: it asks for 900GiB, and no GPU of the cluster is that large"):
+                await refuse_unplaceable(client, found, "team")
+
+    play(scenario, devices("a", 192))
+
+
 @pytest.mark.parametrize(
     ("gpu", "reason"),
     [

@@ -227,6 +227,90 @@ def test_scores_of_two_gateways_are_one() -> None:
     assert merge_scores([report(0, None, 0.1), report(10, 0.9, 0.1)])["models"]["chat"]["targets"][0]["attainment"] == 0.9
 
 
+def render_program(program: str, models: str = "", **options: Any) -> dict[str, dict[str, Any]]:
+    text = f"models: {{{models}}}\nprograms: {{train: {{{program}}}}}"
+    stack = parse_stack(text, base_directory=Path("/nowhere"))
+    options = {"images": IMAGES, "folder": "/nowhere", **options}
+    return {one["kind"]: one for one in render_stack(stack.deployments, RenderOptions(**options))}
+
+
+TRAIN = "command: [python, train.py], image: registry/train:1"
+
+
+@pytest.mark.parametrize(
+    ("restart", "kind", "fields", "policy"),
+    [
+        ("never", "Job", {"parallelism": 3, "completions": 3, "backoffLimit": 0}, "Never"),
+        ("on-failure", "Job", {"parallelism": 3, "completions": 3, "backoffLimit": 6}, "OnFailure"),
+        ("always", "Deployment", {"replicas": 3}, None),
+    ],
+)
+@pytest.mark.parametrize("kserve", [True, False])
+def test_a_program_is_a_job_or_where_it_never_ends_a_deployment(
+    restart: str, kind: str, fields: dict[str, int], policy: str | None, *, kserve: bool
+) -> None:
+    asked = f"{TRAIN}, gpu: {{memory: 8GiB}}, replicas: 3, restart: {restart}"
+    found = render_program(asked, as_inference_services=kserve, cache="5Gi")
+    assert set(found) == {kind}  # no Service, claim or NetworkPolicy
+    spec = found[kind]["spec"]
+    assert fields.items() <= spec.items()
+    assert spec["template"]["spec"].get("restartPolicy") == policy
+    for place in (found[kind], spec["template"]):
+        assert place["metadata"]["labels"].items() >= {"aim.amd.com/program": "train", **labels.MANAGED}.items()
+        assert labels.SERVED_MODEL not in place["metadata"]["labels"]  # by which gateways find what they serve and scale
+    assert found[kind]["metadata"]["labels"][labels.STACK] == "default"
+
+
+@pytest.mark.parametrize(
+    "share",
+    [
+        "gpu: {memory: 24GiB}, compute: 30%, priority: low, isolation: enforced",
+        "gpu: {fraction: 0.25, devices: 2}, priority: high",
+        "gpu: {partition: cpx}",
+        "gpu: {whole: 2}, host: {cpu: 2, memory: 4GiB}",
+        "gpu: {memory: 1GiB}, place: {products: [MI300X], with: [chat]}",
+    ],
+)
+def test_a_program_asks_for_a_share_as_a_model_does(share: str) -> None:
+    program = render_program(f"{TRAIN}, {share}", "chat: {model: a/b}")["Job"]["spec"]["template"]
+    model = render(f"engine: vllm, {share}")["Deployment"]["spec"]["template"]
+    wanted = {key: value for key, value in model["metadata"]["annotations"].items() if key != labels.MODEL}
+    assert program["metadata"]["annotations"] == wanted
+    assert program["spec"]["containers"][0].get("resources") == model["spec"]["containers"][0].get("resources")
+    assert program["spec"].get("affinity") == model["spec"].get("affinity")
+
+
+def test_a_program_gets_its_words_and_variables_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "very secret")
+    words = "command: [sh, -c, 'echo $$ $(HOME)'], image: registry/train:1, gpu: {memory: 1GiB}"
+    found = render_program(f"{words}, env: {{PRICE: '$$5', TOKEN: {{from_variable: MY_TOKEN}}}}")
+    (container,) = found["Job"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry/train:1"
+    assert container["command"] == ["sh", "-c", "echo $$$$ $$(HOME)"]  # Kubernetes reads $$ as $
+    plain, secret = container["env"]
+    assert plain == {"name": "PRICE", "value": "$$$$5"}
+    assert secret["valueFrom"]["secretKeyRef"] == {"name": found["Secret"]["metadata"]["name"], "key": "TOKEN"}
+    assert found["Secret"]["metadata"]["labels"][labels.PROGRAM] == "train"
+    assert "very secret" not in json.dumps(found["Job"])
+
+
+@pytest.mark.parametrize(
+    ("program", "models", "reason"),
+    [
+        ("command: [a]", "", "needs an image"),
+        (f"{TRAIN}, directory: ./project", "", "'directory'"),
+        (f"{TRAIN}, after: [chat]", "chat: {model: a/b}", "'after'"),
+        (f"{TRAIN}, preemptible: true", "", "'preemptible'"),
+        (f"{TRAIN}, sharing: fair", "", "'sharing'"),
+        (TRAIN, "chat: {model: a/b, place: {not_with: [train]}}", "names train, a program"),
+    ],
+)
+def test_what_a_program_cannot_have_on_a_cluster_is_refused_by_name(program: str, models: str, reason: str) -> None:
+    with pytest.raises(AimGpuError, match=reason) as refused:
+        render_program(f"{program}, gpu: {{memory: 1GiB}}", models)
+    assert refused.value.hint
+
+
 def test_manifests_are_shown_without_references_from_one_place_to_another() -> None:
     probe = {"httpGet": {"path": "/health"}}
     shown = manifest_text([{"startupProbe": probe, "readinessProbe": probe}])

@@ -25,6 +25,15 @@ CORE = "/api/v1/namespaces/team"
 INSTALLED = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
+JOBS = "/apis/batch/v1/namespaces/team/jobs"
+TRAIN = "train: {command: [python, train.py], image: train:1, gpu: {memory: 8GiB}}"
+
+
+def program_manifests(programs: str, **options: Any) -> list[dict[str, Any]]:
+    stack = parse_stack(f"programs: {{{programs}}}")
+    return render_stack(stack.deployments, RenderOptions(images=ServingImages(own=None), **options))
+
+
 def manifests(models: str, **options: Any) -> list[dict[str, Any]]:
     stack = parse_stack(f"models: {{{models}}}", base_directory=Path("/nowhere"))
     return render_stack(stack.deployments, RenderOptions(images=ServingImages(own="own:1", vendor="amd"), **options))
@@ -281,6 +290,93 @@ def test_logs_are_of_the_pods_of_a_model_and_what_has_none_is_named() -> None:
             add_pod(api, "chat-2")
             with pytest.raises(InvalidInput, match="has 2 pods"):
                 await read(client, "chat", follow=True)
+
+    asyncio.run(main())
+
+
+def test_programs_are_applied_pruned_and_removed_beside_models() -> None:
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        both = [*manifests(ONE), *program_manifests(TRAIN)]
+        assert (await collect(applier.apply(both)))["Job/train"] == "created"
+        assert set((await collect(applier.apply(both))).values()) == {"unchanged"}
+        assert await collect(applier.prune(("chat", "train"), stack="default")) == {}
+        job = api.find(f"{JOBS}/train") or {}
+        owner = {"kind": "Job", "name": "train", "uid": job["metadata"]["uid"]}
+        api.put(f"{CORE}/pods", {"metadata": {"name": "train-1", "ownerReferences": [owner]}, "spec": {}})
+        assert await collect(applier.prune(("chat",), stack="default")) == {"Job/train": "deleted"}
+        assert api.find(f"{CORE}/pods/train-1") is None  # a Job that is deleted without a word leaves its pods
+        await collect(applier.apply(program_manifests(TRAIN)))
+        assert await collect(applier.remove(("train",))) == {"Job/train": "deleted"}
+        assert api.find(f"{WORK}/chat") is not None
+
+    play(scenario)
+
+
+def test_a_job_that_would_change_is_refused_with_the_command_that_ends_it() -> None:
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        await collect(applier.apply(program_manifests(TRAIN)))
+        before = api.versions()
+        with pytest.raises(InvalidInput, match="Jobs cannot be changed") as refused:
+            await collect(applier.apply(program_manifests(TRAIN.replace("8GiB", "9GiB"))))
+        assert "aimgpu down train --on kubernetes --namespace team" in str(refused.value.hint)
+        assert api.versions() == before
+
+    play(scenario)
+
+
+def test_a_program_that_is_now_always_started_again_leaves_no_job_behind_nor_the_other_way_round() -> None:
+    always = TRAIN.replace("gpu:", "restart: always, gpu:")
+
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        await collect(applier.apply([*manifests(ONE), *program_manifests(TRAIN)]))
+        dry = await collect(applier.apply(program_manifests(always), dry_run=True))
+        assert dry == {"Job/train": "deleted", "Deployment/train": "created"}
+        assert api.find(f"{JOBS}/train") is not None
+        assert await collect(applier.apply(program_manifests(always))) == dry
+        assert (api.find(f"{JOBS}/train"), api.find(f"{WORK}/train") is None) == (None, False)
+        back = await collect(applier.apply(program_manifests(TRAIN)))
+        assert back == {"Deployment/train": "deleted", "Job/train": "created"}
+        assert api.find(f"{WORK}/chat") is not None
+
+    play(scenario)
+
+
+def test_a_user_who_may_see_no_jobs_sees_the_models() -> None:
+    async def scenario(api: ApiServer, applier: StackApplier) -> None:
+        await collect(applier.apply(manifests(ONE)))
+        api.fault = lambda _method, path: 403 if path == JOBS else None
+        assert [one["metadata"]["name"] for one in await applier.models()] == ["chat"]
+        assert "Deployment/chat" in await collect(applier.remove(("chat",)))
+
+    play(scenario)
+
+
+def test_the_status_of_a_program_is_that_of_its_pods_and_then_of_its_job() -> None:
+    terminated = {"name": "program", "state": {"terminated": {"exitCode": 3, "reason": "Error", "message": "no such file"}}}
+    pods: list[tuple[dict[str, Any], str, str | None]] = [
+        ({"conditions": [{"type": "Ready", "status": "True"}]}, "ready", None),
+        ({"phase": "Succeeded", "conditions": [{"type": "Ready", "status": "False"}]}, "ended", None),
+        ({"phase": "Failed", "containerStatuses": [terminated]}, "failed", "Error: no such file (it ended with status 3)"),
+    ]
+    jobs = {"Complete": "ended", "Failed": "failed"}
+
+    async def main() -> None:
+        async with serving() as (api, client):
+            await collect(StackApplier(client, "team").apply(program_manifests(TRAIN)))
+            metadata = {"name": "train-1", "labels": {"aim.amd.com/program": "train"}}
+            for status, state, reason in pods:
+                api.put(f"{CORE}/pods", {"metadata": metadata, "spec": {"containers": [{"name": "program"}]}, "status": status})
+                (row,) = (await view_of(client).read_status())["instances"]
+                assert (row["name"], row["id"], row["engine"], row["kind"]) == ("train", "train-1", "program", "Job")
+                assert (row["state"], row["reason"]) == (state, reason)
+            api.logs["train-1"] = "epoch 1"
+            assert [one async for one in view_of(client).read_logs("train", lines=5, follow=False)] == [("train-1", "epoch 1")]
+            api.remove(f"{CORE}/pods/train-1")
+            for kind, state in jobs.items():
+                status = {"conditions": [{"type": kind, "status": "True", "message": "why"}]}
+                api.patch(f"{JOBS}/train", {"status": status})
+                (row,) = (await view_of(client).read_status())["instances"]
+                assert (row["id"], row["state"], row["reason"]) == (None, state, "why")
 
     asyncio.run(main())
 

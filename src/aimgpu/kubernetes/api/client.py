@@ -170,9 +170,22 @@ class Client:
         path = resource.path(namespace, name, subresource)
         return await self.request("PATCH", path, body=body, query=query, content_type=_PATCH_TYPES[kind])
 
-    async def delete(self, resource: Resource, name: str, namespace: str | None = None, *, version: str | None = None) -> bool:
-        """Whether there was one. `version`: only as it was then; raises ClusterConflict where it has changed since."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"resourceVersion": version}} if version else None
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None = None,
+        *,
+        version: str | None = None,
+        propagation: str | None = None,
+    ) -> bool:
+        """Whether there was one. `version`: only as it was then; raises ClusterConflict where it has changed since.
+
+        `propagation`: what becomes of what it owns, such as "Background"; None: what is usual for its kind.
+        """
+        options: Object = {"preconditions": {"resourceVersion": version}} if version else {}
+        options |= {"propagationPolicy": propagation} if propagation else {}
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", **options} if options else None
         try:
             await self.request("DELETE", resource.path(namespace, name), body=body)
         except NotFoundInCluster:

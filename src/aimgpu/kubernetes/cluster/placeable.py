@@ -5,7 +5,7 @@ from typing import Any
 
 from aimgpu.errors import ClusterFailed, Conflict, InvalidInput, NotFoundInCluster
 from aimgpu.kubernetes.api.client import Client, Object, Resource
-from aimgpu.kubernetes.api.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from aimgpu.kubernetes.api.resources import DEPLOYMENTS, INFERENCE_SERVICES, JOBS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from aimgpu.kubernetes.cluster.admission.inventory import PublishedGpus
 from aimgpu.kubernetes.cluster.admission.replicas import OfferedReplicas
 from aimgpu.kubernetes.cluster.admission.review import Cluster, review_pod
@@ -13,11 +13,11 @@ from aimgpu.kubernetes.cluster.operator.pod_gpus import claims_of, limits_of
 from aimgpu.kubernetes.cluster.operator.shares.indexes import ClaimIndex, DeviceIndex, Key, KnownGpus
 from aimgpu.kubernetes.cluster.operator.shares.room import find_room
 from aimgpu.kubernetes.vocabulary.custom_resources import GPU_NODES
-from aimgpu.kubernetes.vocabulary.model_labels import SERVED_MODEL
+from aimgpu.kubernetes.vocabulary.model_labels import find_workload
 from aimgpu.kubernetes.vocabulary.names import DRIVER, WHOLE_CLASS, WHOLE_RESOURCE
 from aimgpu.sizing import built_in
 
-_KINDS = {"Deployment": DEPLOYMENTS, "InferenceService": INFERENCE_SERVICES}
+_KINDS = {"Deployment": DEPLOYMENTS, "Job": JOBS, "InferenceService": INFERENCE_SERVICES}
 
 
 async def refuse_unplaceable(client: Client, manifests: Sequence[Object], namespace: str) -> None:
@@ -83,7 +83,7 @@ def _claim_spec(manifest: Mapping[str, Any], namespace: str, cluster: Cluster) -
 
 def _pods(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The pod that it makes, as far as it stands in it."""
-    if manifest["kind"] == "Deployment":
+    if manifest["kind"] in ("Deployment", "Job"):
         template = manifest["spec"]["template"]
         yield {"metadata": template.get("metadata") or {}, "spec": template["spec"]}
     else:
@@ -93,9 +93,9 @@ def _pods(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 async def _claims_of_pods(client: Client, manifest: Mapping[str, Any], namespace: str) -> list[list[Key]]:
     """Of each pod of the model that runs or waits on a node."""
-    label = (manifest["metadata"].get("labels") or {}).get(SERVED_MODEL)
+    label, value = find_workload(manifest) or ("", "")
     try:
-        pods, _ = await client.list(PODS, namespace, labels=f"{SERVED_MODEL}={label}")
+        pods, _ = await client.list(PODS, namespace, labels=f"{label}={value}")
     except ClusterFailed:
         return []
     return [[(namespace, one.name) for one in claims_of(pod)] for pod in pods if (pod.get("spec") or {}).get("nodeName")]

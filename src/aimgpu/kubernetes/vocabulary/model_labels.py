@@ -2,10 +2,13 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from aimgpu.kubernetes.vocabulary.names import GROUP
 
 SERVED_MODEL = f"{GROUP}/served-model"  # label: what callers put into "model", as far as a label can hold it
+PROGRAM = f"{GROUP}/program"  # label: in its place, of what serves nothing; the gateway leaves it alone
 STACK = f"{GROUP}/stack"  # label: which stack it belongs to
 MANAGED = {"app.kubernetes.io/managed-by": "aimgpu"}
 CACHE = f"{GROUP}/model-cache"  # label of a claim for downloaded models, which outlives the models
@@ -34,6 +37,12 @@ def object_name(model: str) -> str:
     digest = hashlib.sha256(model.encode()).hexdigest()[:8]
     start = plain if plain[:1].isalpha() else f"m-{plain}"
     return f"{start[: _LONGEST_OBJECT - 9].strip('-')}-{digest}"
+
+
+def find_workload(item: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Which of the two labels it has, and the value: the model or program that it belongs to. None: it belongs to neither."""
+    found = item["metadata"].get("labels") or {}
+    return next(((key, str(found[key])) for key in (SERVED_MODEL, PROGRAM) if found.get(key)), None)
 
 
 def label_value(model: str) -> str:

@@ -13,7 +13,7 @@ import yaml
 from aimgpu.cli.cluster_options import ClusterTarget
 from aimgpu.cli.commands.cluster.connection import in_cluster
 from aimgpu.cli.output import Cell, Column, print_json, print_table
-from aimgpu.cli.views.status import STATE_STYLES
+from aimgpu.cli.views.status import STATE_STYLES, shown_state
 from aimgpu.control.stack.stack_file import Stack
 from aimgpu.errors import ClusterFailed, EngineFailed
 from aimgpu.keyfile import KeyStore
@@ -35,7 +35,7 @@ from aimgpu.units import format_bytes
 
 _LOOK_SECONDS = 1.0
 _Answer = TypeVar("_Answer")
-_SETTLED = ("ready", "sleeping")
+_SETTLED = ("ready", "running", "sleeping", "ended")
 _STYLES = {
     ObjectChange.CREATED: "green",
     ObjectChange.CONFIGURED: "yellow",
@@ -70,6 +70,7 @@ class ClusterUp:
     pull_policy: str | None = None
     show: bool = False  # print the objects, also where they are applied
     cache: str | None = None
+    folder: str | None = None  # of the stack file
 
 
 def up_in_cluster(target: ClusterTarget, stack: Stack, asked: ClusterUp) -> int:
@@ -92,6 +93,7 @@ async def _up(client: Client, namespace: str, stack: Stack, asked: ClusterUp) ->
         as_inference_services=asked.as_inference_services,
         cache=asked.cache,
         gateway_namespace=await gateway_namespace_or(client, USUAL_NAMESPACE),
+        folder=asked.folder,
     )
     manifests = render_stack(stack.deployments, options)
     await refuse_unplaceable(client, manifests, namespace)
@@ -161,7 +163,7 @@ async def _wait(view: ClusterView, names: set[str], asked: ClusterUp) -> bool:
     before: dict[str, tuple[str, str | None]] = {}
     while True:
         rows = [row for row in (await view.read_status())["instances"] if row["name"] in names]
-        states = {str(row["id"] or row["name"]): (str(row["state"]), row["reason"]) for row in rows}
+        states = {str(row["id"] or row["name"]): (shown_state(row), row["reason"]) for row in rows}
         for one, (state, reason) in states.items():
             if before.get(one) != (state, reason) and not asked.as_json:
                 click.secho(f"{one}: {state}" + (f": {reason}" if reason else ""), fg=_color(state))
@@ -194,7 +196,7 @@ def down_in_cluster(target: ClusterTarget, names: Sequence[str], *, as_json: boo
         models = sorted({one.model for one in removed if one.model})
         print_json({"namespace": namespace, "released": models, "changes": [asdict(one) for one in removed]})
     elif not removed:
-        click.echo(f"No model runs in namespace {namespace}.")
+        click.echo(f"Nothing runs in namespace {namespace}.")
 
 
 def ps_in_cluster(target: ClusterTarget, *, as_json: bool) -> None:
@@ -209,11 +211,11 @@ def print_models(status: Mapping[str, Any]) -> None:
     """A table of pods, and why some do not run."""
     rows = status["instances"]
     if not rows:
-        click.echo(f"No model runs in namespace {status['namespace']}.")
+        click.echo(f"Nothing runs in namespace {status['namespace']}.")
         return
     print_table(_COLUMNS, [_row(row) for row in rows])
     for row in rows:
-        if row["reason"] and row["state"] != "ready":
+        if row["reason"] and row["state"] not in ("ready", "ended"):
             click.secho(f"{row['id'] or row['name']}: {row['reason']}", fg="yellow", err=True)
 
 
@@ -229,7 +231,7 @@ def _row(row: Mapping[str, Any]) -> list[str | Cell]:
         place or "-",
         format_bytes(memory, up=True) if memory else "-",
         str(row.get("level") or "-"),
-        Cell(str(row["state"]), STATE_STYLES.get(str(row["state"]), "")),
+        Cell(shown_state(row), STATE_STYLES.get(shown_state(row), "")),
     ]
 
 

@@ -169,6 +169,7 @@ def _up_in_cluster(target: ClusterTarget, source: StackText, options: UpOptions,
         as_inference_services=asked.kind == "inferenceservice",
         vendor=asked.vendor,
         image=asked.image,
+        folder=str(source.base_directory.absolute()),
     )
     return up_in_cluster(target, source.stack, chosen)
 

@@ -93,6 +93,7 @@ class ClusterControl:
             raise InvalidInput("apply needs {stack: text, namespace: text}")
         deployments = unmask(parse_stack(text, source="the form").deployments, self._follower.look().deployments)
         for one in deployments:
+            _refuse_programs(one)
             _refuse_references(one)
         async with self._rights(request) as client:
             applier = StackApplier(client, namespace)
@@ -248,6 +249,15 @@ class ClusterControl:
         if name not in models:
             raise UnknownDeployment.of(name, known=models)
         return models[name]
+
+
+def _refuse_programs(deployment: Deployment) -> None:
+    """The page follows models only."""
+    if deployment.overrides.program is not None:
+        raise InvalidInput(
+            f"{deployment.name}: the page of a cluster applies models, not programs",
+            hint="Apply it with `aimgpu up --on kubernetes`.",
+        )
 
 
 def _refuse_references(deployment: Deployment) -> None:

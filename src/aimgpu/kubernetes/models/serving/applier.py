@@ -12,6 +12,7 @@ from aimgpu.kubernetes.api.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     INFERENCE_SERVICES,
+    JOBS,
     MUTATING_WEBHOOKS,
     NAMESPACES,
     NETWORK_POLICIES,
@@ -29,9 +30,11 @@ from aimgpu.kubernetes.vocabulary.namespaces import admits, explain_unadmitted
 
 OURS = ",".join(f"{key}={value}" for key, value in labels.MANAGED.items())
 _FORBIDDEN = 403
+_UNPROCESSABLE = 422
 _INSTALL = "helm install sharing deploy/helm/aim-gpu-sharing --namespace gpu-sharing --create-namespace"
 MANAGER = "aimgpu"  # of fields that are applied
 _ENGINES = ("Deployment", "InferenceService")
+_WORKLOADS = (DEPLOYMENTS, INFERENCE_SERVICES, JOBS)
 _UNSTABLE = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid")
 
 
@@ -95,15 +98,18 @@ class StackApplier:
 
     async def apply(self, manifests: Sequence[Manifest], *, dry_run: bool = False) -> AsyncIterator[AppliedObject]:
         """One after another; what is as wanted is left alone. Raises ClusterFailed with what was refused and why."""
-        engines = {_label(one, labels.SERVED_MODEL) for one in manifests if one["kind"] in _ENGINES}
+        found = {_label(one, labels.SERVED_MODEL) for one in manifests if one["kind"] in _ENGINES}
+        engines = [name for name in found if name]
         if not dry_run and engines:
             try:
-                await ensure_engine_keys(self._client, self.namespace, [name for name in engines if name])
+                await ensure_engine_keys(self._client, self.namespace, engines)
             except ClusterFailed as error:
                 raise _explain(error, f"Secret {ENGINE_KEYS}", self.namespace) from error
         for manifest in manifests:
             resource, name = RESOURCES[manifest["kind"]], manifest["metadata"]["name"]
             try:
+                async for other in self._replaced(manifest, dry_run=dry_run):
+                    yield other
                 before = await self._client.find(resource, name, self.namespace)
                 _refuse_foreign(manifest, before, self.namespace)
                 wanted = _asleep(manifest, before)
@@ -112,24 +118,38 @@ class StackApplier:
                 if change is not ObjectChange.UNCHANGED and not dry_run:
                     await self._apply(resource, wanted)
             except ClusterFailed as error:
+                if error.status == _UNPROCESSABLE and manifest["kind"] == "Job" and "immutable" in error.message:
+                    raise _refuse_change(manifest, self.namespace) from error
                 raise _explain(error, f"{manifest['kind']} {name}", self.namespace) from error
             yield _applied(manifest, change)
 
+    async def _replaced(self, manifest: Manifest, *, dry_run: bool) -> AsyncIterator[AppliedObject]:
+        """Ends the Job of a program that is now a Deployment, and the other way round."""
+        program = _label(manifest, labels.PROGRAM)
+        if program is None or manifest["kind"] == "Secret":
+            return
+        kind = "Deployment" if manifest["kind"] == "Job" else "Job"
+        for one in await self._list(RESOURCES[kind]):
+            if _label(one, labels.PROGRAM) == program:
+                if not dry_run:
+                    await self._end(RESOURCES[kind], one["metadata"]["name"])
+                yield _applied({**one, "kind": kind}, ObjectChange.DELETED)
+
     async def prune(self, keep: Iterable[str], *, stack: str, dry_run: bool = False) -> AsyncIterator[AppliedObject]:
-        """Remove the stack's models that are not in `keep`; what they downloaded stays."""
+        """Remove the stack's models and programs that are not in `keep`; what they downloaded stays."""
         kept = {labels.label_value(name) for name in keep}
-        async for found in self._delete(lambda one: _label(one, labels.SERVED_MODEL) not in kept, stack=stack, dry_run=dry_run):
+        async for found in self._delete(lambda name: name not in kept, stack=stack, dry_run=dry_run):
             yield found
 
     async def remove(
         self, names: Sequence[str], *, caches: bool = False, dry_run: bool = False, stack: str | None = None
     ) -> AsyncIterator[AppliedObject]:
-        """These models, or all; with `caches` also what they downloaded. Raises UnknownDeployment for one that is not there."""
+        """These workloads, or all; with `caches` also what they downloaded. Raises UnknownDeployment for a missing one."""
         chosen = {labels.label_value(name) for name in names}
-        known = {str(_label(one, labels.SERVED_MODEL)) for one in await self.models()}
+        known = {_workload(one) or "" for one in await self.models()}
         if missing := [name for name in names if labels.label_value(name) not in known]:
             raise UnknownDeployment.of(*missing, known=known, where=f" in namespace {self.namespace}")
-        wanted = (lambda one: _label(one, labels.SERVED_MODEL) in chosen) if names else (lambda _: True)
+        wanted = (lambda name: name in chosen) if names else (lambda _: True)
         async for found in self._delete(wanted, stack=stack, caches=caches, dry_run=dry_run):
             yield found
         if not names and stack is None and not dry_run:
@@ -153,9 +173,9 @@ class StackApplier:
                 yield _applied({**one, "kind": kind}, ObjectChange.DELETED)
 
     async def models(self) -> list[Object]:
-        """The Deployments and InferenceServices that were applied here."""
-        found = (await self._list(DEPLOYMENTS)) + (await self._list(INFERENCE_SERVICES))
-        return [one for one in found if _label(one, labels.SERVED_MODEL)]
+        """The Deployments, InferenceServices and Jobs that were applied here."""
+        found = [one for kind in _WORKLOADS for one in await self._list(kind)]
+        return [one for one in found if _workload(one)]
 
     async def _find(self, resource: Resource, name: str) -> Object | None:
         """Empty where we are not allowed to look: applying a stack does not need that right."""
@@ -173,22 +193,27 @@ class StackApplier:
         )
 
     async def _delete(
-        self, wanted: Callable[[Object], bool], *, stack: str | None, caches: bool = False, dry_run: bool = False
+        self, wanted: Callable[[str], bool], *, stack: str | None, caches: bool = False, dry_run: bool = False
     ) -> AsyncIterator[AppliedObject]:
-        kinds = {"InferenceService": INFERENCE_SERVICES, "Deployment": DEPLOYMENTS, "Service": SERVICES, "Secret": SECRETS}
+        kinds = {kind: RESOURCES[kind] for kind in ("InferenceService", "Deployment", "Job", "Service", "Secret")}
         if caches:
             kinds["PersistentVolumeClaim"] = VOLUME_CLAIMS
         for kind, resource in kinds.items():
             for one in await self._list(resource, stack):
-                if not _label(one, labels.SERVED_MODEL) or not wanted(one):
+                workload = _workload(one)
+                if workload is None or not wanted(workload):
                     continue
                 name = one["metadata"]["name"]
                 try:
                     if not dry_run:
-                        await self._client.delete(resource, name, self.namespace)
+                        await self._end(resource, name)
                 except ClusterFailed as error:
                     raise _explain(error, f"{kind} {name}", self.namespace) from error
                 yield _applied({**one, "kind": kind}, ObjectChange.DELETED)
+
+    async def _end(self, resource: Resource, name: str) -> None:
+        """A Job would leave its pods."""
+        await self._client.delete(resource, name, self.namespace, propagation="Background" if resource is JOBS else None)
 
     async def _list(self, resource: Resource, stack: str | None = None) -> list[Object]:
         selector = OURS + (f",{labels.STACK}={stack}" if stack else "")
@@ -197,15 +222,13 @@ class StackApplier:
         except NotFoundInCluster:  # KServe is not installed
             return []
         except ClusterFailed as error:
-            if resource is INFERENCE_SERVICES and error.status == _FORBIDDEN:
+            if resource in (INFERENCE_SERVICES, JOBS) and error.status == _FORBIDDEN:
                 return []
             raise _explain(error, resource.plural, self.namespace) from error
 
 
 def _applied(manifest: Mapping[str, Any], change: ObjectChange) -> AppliedObject:
-    metadata = manifest["metadata"]
-    model = (metadata.get("labels") or {}).get(labels.SERVED_MODEL)
-    return AppliedObject(kind=manifest["kind"], name=metadata["name"], change=change, model=model)
+    return AppliedObject(kind=manifest["kind"], name=manifest["metadata"]["name"], change=change, model=_workload(manifest))
 
 
 def _asleep(manifest: Manifest, before: Object | None) -> Manifest:
@@ -237,6 +260,21 @@ def _refuse_foreign(manifest: Manifest, before: Object | None, namespace: str) -
         f"{manifest['kind']} {manifest['metadata']['name']} in namespace {namespace} was not made by aimgpu",
         hint="Give the model another name, or use another namespace.",
     )
+
+
+def _refuse_change(manifest: Manifest, namespace: str) -> InvalidInput:
+    name = manifest["metadata"]["annotations"].get(labels.NAME) or _workload(manifest)
+    return InvalidInput(
+        f"{name} was started as another Job, and Jobs cannot be changed",
+        hint=f"`aimgpu down {name} --on kubernetes --namespace {namespace}` ends it; then apply it again.",
+        page_hint="Remove it, then apply it again.",
+    )
+
+
+def _workload(item: Mapping[str, Any]) -> str | None:
+    """The model or program that it belongs to."""
+    found = labels.find_workload(item)
+    return found[1] if found else None
 
 
 def _label(item: Object, name: str) -> str | None:

@@ -10,7 +10,7 @@ from aimgpu.kubernetes.models.serving.applier import StackApplier
 from aimgpu.kubernetes.models.serving.merged_scores import merge_scores
 from aimgpu.kubernetes.models.serving.model_status import describe_models, served_name
 from aimgpu.kubernetes.vocabulary.custom_resources import GPU_SHARES
-from aimgpu.kubernetes.vocabulary.model_labels import SERVED_MODEL, label_value
+from aimgpu.kubernetes.vocabulary.model_labels import PROGRAM, SERVED_MODEL, find_workload, label_value
 
 GATEWAY_SELECTOR = "app.kubernetes.io/component=gateway,app.kubernetes.io/part-of=aim-gpu-sharing"
 INTERNAL_PORT = 9401
@@ -47,13 +47,13 @@ class ClusterView:
     async def read_status(self) -> dict[str, Any]:
         """As the daemon's status, as far as a cluster has it."""
         models = await self._applier.models()
-        pods, _ = await self._client.list(PODS, self.namespace, labels=SERVED_MODEL)
+        pods = [pod for label in (SERVED_MODEL, PROGRAM) for pod in await self._pods(label)]
         return {"namespace": self.namespace, "instances": describe_models(models, pods, await self._shares())}
 
     async def read_logs(self, model: str, *, lines: int, follow: bool) -> AsyncIterator[tuple[str, str]]:
         """Pod and line. Raises UnknownDeployment for a model that is not here, InvalidInput for one without a pod."""
-        selector = f"{SERVED_MODEL}={label_value(model)}"
-        pods, _ = await self._client.list(PODS, self.namespace, labels=selector)
+        value = label_value(model)
+        pods = [pod for label in (SERVED_MODEL, PROGRAM) for pod in await self._pods(f"{label}={value}")]
         pods = pods or list(await self._pod_named(model))
         if not pods:
             known = sorted(served_name(one) for one in await self._applier.models())
@@ -104,9 +104,12 @@ class ClusterView:
         path = PODS.path(place["namespace"], f"{place['name']}:{INTERNAL_PORT}", "proxy/activity")
         return await self._client.request("GET", path, query={"after": str(after)})
 
+    async def _pods(self, labels: str) -> list[Object]:
+        return (await self._client.list(PODS, self.namespace, labels=labels))[0]
+
     async def _pod_named(self, name: str) -> Sequence[Object]:
         found = await self._client.find(PODS, name, self.namespace)
-        return [found] if found is not None and SERVED_MODEL in (found["metadata"].get("labels") or {}) else []
+        return [found] if found is not None and find_workload(found) else []
 
     async def _shares(self) -> list[Object]:
         try:

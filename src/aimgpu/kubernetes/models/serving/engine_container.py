@@ -75,7 +75,7 @@ def engine_container(deployment: Deployment, engine: str, images: ServingImages)
         "ports": [{"name": "http", "containerPort": PORT}],
         **made,
         "env": [
-            *_environment({**made.get("env", {}), **dict(deployment.overrides.environment)}, deployment),
+            *environment_of(deployment, made.get("env", {})),
             *_key_of(deployment, engine),
         ],
         "volumeMounts": [{"name": "models", "mountPath": CACHE_FOLDER}, {"name": "tmp", "mountPath": _TEMPORARY}],
@@ -180,7 +180,9 @@ def _own_arguments(deployment: Deployment) -> list[str]:
     return [word for flag, *values in deployment.overrides.arguments for word in (f"--{flag}", *values)]
 
 
-def _environment(plain: Mapping[str, str], deployment: Deployment) -> list[dict[str, Any]]:
+def environment_of(deployment: Deployment, usual: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What the stack file gives, in front of what is usual."""
+    plain = {**usual, **dict(deployment.overrides.environment)}
     from_secret = [
         {"name": secret.name, "valueFrom": {"secretKeyRef": {"name": secret_name(deployment.name), "key": secret.name}}}
         for secret in deployment.overrides.secrets

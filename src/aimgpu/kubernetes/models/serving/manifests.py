@@ -1,4 +1,4 @@
-"""The objects of a stack: for each model a Deployment or InferenceService, a Service, and a Secret for values by reference."""
+"""The objects of a stack: what runs each model or program, the Service of a model, and a Secret for values by reference."""
 
 import base64
 import copy
@@ -9,7 +9,7 @@ from typing import Any
 
 from aimgpu.control.stack.slo import PROMISES
 from aimgpu.control.stack.stack_text import write_fields
-from aimgpu.domain import Deployment, Priority, ServiceObjective
+from aimgpu.domain import Deployment, Priority, RestartPolicy, ServiceObjective, UserProgram
 from aimgpu.engines.overrides import read_secret
 from aimgpu.engines.vllm import door
 from aimgpu.errors import InvalidInput
@@ -17,19 +17,22 @@ from aimgpu.kubernetes.api.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     INFERENCE_SERVICES,
+    JOBS,
     NETWORK_POLICIES,
     SECRETS,
     SERVICES,
     VOLUME_CLAIMS,
 )
 from aimgpu.kubernetes.models.serving.engine_container import DOOR_MAP, PORT, ServingImages, engine_container, secret_name
-from aimgpu.kubernetes.models.serving.share_request import pod_rules, request_share
+from aimgpu.kubernetes.models.serving.program_container import job_fields, program_container, refuse_unseen_neighbours
+from aimgpu.kubernetes.models.serving.share_request import label_of, pod_rules, request_share
 from aimgpu.kubernetes.vocabulary import model_labels as labels
 from aimgpu.units import format_duration_ms, format_ppm
 
 RESOURCES = {
     "ConfigMap": CONFIG_MAPS,
     "Deployment": DEPLOYMENTS,
+    "Job": JOBS,
     "Service": SERVICES,
     "Secret": SECRETS,
     "PersistentVolumeClaim": VOLUME_CLAIMS,
@@ -56,11 +59,13 @@ class RenderOptions:
     cache_class: str | None = None
     pull_secrets: tuple[str, ...] = field(default=())
     gateway_namespace: str = USUAL_NAMESPACE  # of the release whose gateway may call the engines
+    folder: str | None = None  # of the stack file: where a program runs that names no directory
 
 
 def render_stack(deployments: Sequence[Deployment], options: RenderOptions) -> list[Manifest]:
     """In the order in which they are applied. Raises InvalidInput for what a cluster cannot do."""
-    found = [_policy(options)] if deployments else []
+    refuse_unseen_neighbours(deployments)
+    found = [_policy(options)] if any(one.overrides.program is None for one in deployments) else []
     if any((deployment.engine or options.engine) == "vllm" for deployment in deployments):
         found.append(_door(options))
     for deployment in deployments:
@@ -69,11 +74,13 @@ def render_stack(deployments: Sequence[Deployment], options: RenderOptions) -> l
 
 
 def render_model(deployment: Deployment, options: RenderOptions) -> list[Manifest]:
-    """What one model consists of."""
+    """What one model or program consists of."""
     found = []
     if deployment.overrides.secrets:
         values = {one.name: base64.b64encode(read_secret(one).encode()).decode() for one in deployment.overrides.secrets}
         found.append(_object("v1", "Secret", secret_name(deployment.name), deployment, options, data=values))
+    if (program := deployment.overrides.program) is not None:
+        return [*found, _program(deployment, program, options)]
     if options.cache:
         found.append(_cache_claim(deployment, options))
     if options.as_inference_services:
@@ -84,7 +91,7 @@ def render_model(deployment: Deployment, options: RenderOptions) -> list[Manifes
 def serving_annotations(deployment: Deployment, engine: str) -> dict[str, str]:
     """What the gateway reads: names, bounds and promises."""
     found = {
-        labels.MODEL: deployment.model,
+        **({labels.MODEL: deployment.model} if deployment.overrides.program is None else {}),
         labels.ENGINE: engine,
         labels.REPLICAS: str(deployment.replicas),
         labels.PRIORITY: deployment.ask.priority.value,
@@ -119,8 +126,19 @@ def write_objective(objective: ServiceObjective) -> dict[str, Any]:
 def _pod(deployment: Deployment, options: RenderOptions) -> tuple[dict[str, str], Manifest]:
     """Annotations and spec of its pods."""
     engine = deployment.engine or options.engine
+    annotations, spec = _shared_pod(deployment, engine_container(deployment, engine, options.images), options)
+    models: Manifest = {"name": "models", "emptyDir": {}}
+    if options.cache:
+        models = {"name": "models", "persistentVolumeClaim": {"claimName": cache_name(deployment.name)}}
+    spec["volumes"] = [models, {"name": "tmp", "emptyDir": {}}]
+    if engine == "vllm":
+        spec["volumes"].append({"name": "door", "configMap": {"name": DOOR_MAP}})
+    return annotations, spec
+
+
+def _shared_pod(deployment: Deployment, container: Manifest, options: RenderOptions) -> tuple[dict[str, str], Manifest]:
+    """With the share of a GPU, the rights and the place that the stack file gives it."""
     share = request_share(deployment)
-    container = engine_container(deployment, engine, options.images)
     resources: Manifest = {"limits": share.limits} if share.limits else {}
     requests = {}
     if deployment.ask.cpu_millis:
@@ -137,17 +155,11 @@ def _pod(deployment: Deployment, options: RenderOptions) -> tuple[dict[str, str]
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    models: Manifest = {"name": "models", "emptyDir": {}}
-    if options.cache:
-        models = {"name": "models", "persistentVolumeClaim": {"claimName": cache_name(deployment.name)}}
     spec: Manifest = {
-        "automountServiceAccountToken": False,  # an engine has no business with the API server
+        "automountServiceAccountToken": False,  # it has no business with the API server
         "containers": [container],
-        "volumes": [models, {"name": "tmp", "emptyDir": {}}],
+        **pod_rules(deployment),
     }
-    if engine == "vllm":
-        spec["volumes"].append({"name": "door", "configMap": {"name": DOOR_MAP}})
-    spec |= pod_rules(deployment)
     if options.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
     return share.annotations, spec
@@ -159,14 +171,31 @@ def cache_name(model: str) -> str:
 
 
 def _deployment(deployment: Deployment, options: RenderOptions) -> Manifest:
-    annotations, pod = _pod(deployment, options)
-    selector = {labels.SERVED_MODEL: labels.label_value(deployment.name)}
-    template = {"metadata": {"labels": {**selector, **labels.MANAGED}, "annotations": annotations}, "spec": pod}
+    return _deployment_of(deployment, *_pod(deployment, options), options)
+
+
+def _program(deployment: Deployment, program: UserProgram, options: RenderOptions) -> Manifest:
+    """A Job, or a Deployment where it is always started again."""
+    container = program_container(deployment, program, options.images, options.folder)
+    annotations, pod = _shared_pod(deployment, container, options)
+    if program.restart is RestartPolicy.ALWAYS:
+        return _deployment_of(deployment, annotations, pod, options)
+    fields, pod["restartPolicy"] = job_fields(deployment.replicas, program.restart)
+    spec = {**fields, "template": _template(deployment, annotations, pod)}
+    return _object("batch/v1", "Job", labels.object_name(deployment.name), deployment, options, spec=spec)
+
+
+def _template(deployment: Deployment, annotations: dict[str, str], pod: Manifest) -> Manifest:
+    mark = {label_of(deployment): labels.label_value(deployment.name)}
+    return {"metadata": {"labels": {**mark, **labels.MANAGED}, "annotations": annotations}, "spec": pod}
+
+
+def _deployment_of(deployment: Deployment, annotations: dict[str, str], pod: Manifest, options: RenderOptions) -> Manifest:
     spec = {
         "replicas": deployment.replicas,
-        "selector": {"matchLabels": selector},
+        "selector": {"matchLabels": {label_of(deployment): labels.label_value(deployment.name)}},
         "strategy": copy.deepcopy(OLD_FIRST),
-        "template": template,
+        "template": _template(deployment, annotations, pod),
     }
     return _object("apps/v1", "Deployment", labels.object_name(deployment.name), deployment, options, spec=spec)
 
@@ -222,9 +251,10 @@ def _door(options: RenderOptions) -> Manifest:
 def _object(version: str, kind: str, name: str, deployment: Deployment, options: RenderOptions, **content: object) -> Manifest:
     metadata: Manifest = {
         "name": name,
-        "labels": {**labels.MANAGED, labels.STACK: options.stack, labels.SERVED_MODEL: labels.label_value(deployment.name)},
+        "labels": {**labels.MANAGED, labels.STACK: options.stack, label_of(deployment): labels.label_value(deployment.name)},
     }
-    if kind in ("Deployment", "InferenceService"):
+    if kind in ("Deployment", "InferenceService", "Job"):
         metadata["annotations"] = serving_annotations(deployment, deployment.engine or options.engine)
+    if kind in ("Deployment", "InferenceService") and deployment.overrides.program is None:
         metadata["annotations"][labels.ENTRY] = json.dumps(write_fields(deployment))
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}

@@ -24,8 +24,8 @@ def describe_models(models: Sequence[Object], pods: Sequence[Object], shares: Se
     """One row per pod; a model without pods has one row that says why: it sleeps, or its pods are refused."""
     rows = []
     for model in sorted(models, key=served_name):
-        name, label = served_name(model), _label(model, labels.SERVED_MODEL)
-        mine = [pod for pod in pods if _label(pod, labels.SERVED_MODEL) == label]
+        name, workload = served_name(model), labels.find_workload(model)
+        mine = [pod for pod in pods if labels.find_workload(pod) == workload]
         with leaving_out(model):
             facts = _facts(model, name)
             for pod in sorted(mine, key=_name):
@@ -39,18 +39,19 @@ def describe_models(models: Sequence[Object], pods: Sequence[Object], shares: Se
 def served_name(item: Object) -> str:
     """What callers name it. A name with "/" would be that of a namespace: it is not taken."""
     given = str((item["metadata"].get("annotations") or {}).get(labels.NAME) or "")
-    return given if given and "/" not in given else str(_label(item, labels.SERVED_MODEL))
+    _, label = labels.find_workload(item) or ("", "None")
+    return given if given and "/" not in given else label
 
 
 def _facts(model: Object, name: str) -> dict[str, Any]:
-    annotations = model["metadata"].get("annotations") or {}
+    annotations, spec = model["metadata"].get("annotations") or {}, model.get("spec") or {}
     return {
         "name": name,
         "model": annotations.get(labels.MODEL),
         "engine": annotations.get(labels.ENGINE),
         "priority": annotations.get(labels.PRIORITY),
         "concurrency": read_count(annotations.get(labels.CONCURRENCY)),
-        "kind": "Deployment" if "replicas" in (model.get("spec") or {}) else "InferenceService",
+        "kind": "Deployment" if "replicas" in spec else "Job" if "completions" in spec else "InferenceService",
     }
 
 
@@ -81,6 +82,13 @@ def _describe_crash(waiting: Object, ended: Object, *, with_log: bool) -> str:
     return f"{waiting['reason']}: {waiting.get('message') or ''}".rstrip(": ") + after
 
 
+def _describe_end(status: Object, *, with_log: bool) -> str | None:
+    """Of a program that is not started again."""
+    ended = [(each.get("state") or {}).get("terminated") or {} for each in status.get("containerStatuses") or ()]
+    bad = next((each for each in ended if each.get("exitCode")), None)
+    return _describe_crash({"reason": bad.get("reason") or "Error"}, bad, with_log=with_log) if bad else None
+
+
 def pod_state(pod: Object, *, with_log: bool = True) -> tuple[str, str | None]:
     """In our words, with the reason that Kubernetes gives where it does not run; `with_log`: and the end of what it printed."""
     status = pod.get("status") or {}
@@ -98,8 +106,8 @@ def pod_state(pod: Object, *, with_log: bool = True) -> tuple[str, str | None]:
     if (conditions.get("Ready") or {}).get("status") == "True":
         return "ready", None
     if status.get("phase") == "Failed":
-        return "failed", status.get("message") or status.get("reason")
-    return "loading", None
+        return "failed", status.get("message") or status.get("reason") or _describe_end(status, with_log=with_log)
+    return "ended" if status.get("phase") == "Succeeded" else "loading", None
 
 
 def granted_bytes(replica: Mapping[str, Any]) -> int | None:
@@ -111,12 +119,12 @@ def granted_bytes(replica: Mapping[str, Any]) -> int | None:
 def _without_pods(model: Object) -> dict[str, Any]:
     if (model.get("spec") or {}).get("replicas") == 0:
         return {"id": None, "state": "sleeping", "reason": "scaled to zero; a request wakes it"}
-    failed = [
-        each
-        for each in (model.get("status") or {}).get("conditions") or ()
-        if each.get("type") == "ReplicaFailure" and each.get("status") == "True"
-    ]
-    return {"id": None, "state": "queued", "reason": failed[0].get("message") if failed else "its pods are being made"}
+    conditions = (model.get("status") or {}).get("conditions") or ()
+    found = {each.get("type"): each.get("message") for each in conditions if each.get("status") == "True"}
+    for kind, state in (("Failed", "failed"), ("Complete", "ended"), ("ReplicaFailure", "queued")):  # two are of Jobs
+        if kind in found:
+            return {"id": None, "state": state, "reason": found[kind]}
+    return {"id": None, "state": "queued", "reason": "its pods are being made"}
 
 
 def find_replica(pod: Object, shares: Sequence[Object]) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from aimgpu.domain import Auto, Deployment, Fraction, IsolationRequirement, Memo
 from aimgpu.errors import InvalidInput
 from aimgpu.kubernetes.vocabulary import annotations as keys
 from aimgpu.kubernetes.vocabulary import names
-from aimgpu.kubernetes.vocabulary.model_labels import CONCURRENCY, MODEL, PRIORITY, SERVED_MODEL, label_value
+from aimgpu.kubernetes.vocabulary.model_labels import CONCURRENCY, MODEL, PRIORITY, PROGRAM, SERVED_MODEL, label_value
 from aimgpu.units import MIB, PPM
 
 _REQUIRED, _NODE = "requiredDuringSchedulingIgnoredDuringExecution", "kubernetes.io/hostname"
@@ -25,12 +25,13 @@ def request_share(deployment: Deployment) -> ShareRequest:
     """Raises InvalidInput for what a cluster cannot give, rather than leaving it out."""
     ask = deployment.ask
     _refuse_unknown(deployment)
-    found = {MODEL: deployment.model, PRIORITY: ask.priority.value}
+    model = {MODEL: deployment.model} if deployment.overrides.program is None else {}
+    found = {**model, PRIORITY: ask.priority.value}
     if ask.isolation is not IsolationRequirement.NONE:
         found[keys.ISOLATION] = ask.isolation.value
     if isinstance(ask.want, Whole):
         limits = {names.WHOLE_RESOURCE: str(ask.device_count)}
-        return ShareRequest(annotations={MODEL: deployment.model}, limits=limits)
+        return ShareRequest(annotations=model, limits=limits)
     found |= _want(deployment)
     if ask.compute_ppm is not None:
         found[keys.COMPUTE] = f"{-(-ask.compute_ppm * 100 // PPM)}%"
@@ -58,12 +59,17 @@ def pod_rules(deployment: Deployment) -> dict[str, Any]:
     rules: dict[str, Any] = {"affinity": affinity} if affinity else {}
     if ask.spread is Spread.SPREAD:
         soft = {"maxSkew": 1, "topologyKey": _NODE, "whenUnsatisfiable": "ScheduleAnyway"}
-        rules["topologySpreadConstraints"] = [{**soft, "labelSelector": _pods_of([deployment.name])}]
+        rules["topologySpreadConstraints"] = [{**soft, "labelSelector": _pods_of([deployment.name], label_of(deployment))}]
     return rules
 
 
-def _pods_of(models: Sequence[str]) -> dict[str, Any]:
-    return {"matchExpressions": [{"key": SERVED_MODEL, "operator": "In", "values": [label_value(name) for name in models]}]}
+def label_of(deployment: Deployment) -> str:
+    """Of the label that its objects and pods have."""
+    return SERVED_MODEL if deployment.overrides.program is None else PROGRAM
+
+
+def _pods_of(names: Sequence[str], label: str = SERVED_MODEL) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": label, "operator": "In", "values": [label_value(name) for name in names]}]}
 
 
 def _want(deployment: Deployment) -> dict[str, str]:

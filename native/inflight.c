@@ -303,8 +303,8 @@ int aim_inflight_stalled(const struct aim_launch *launch, uint64_t since, uint64
     for (unsigned i = 0; i < batches(inflight); i++)
         if (!at(inflight, i)->unknown && 4 * at(inflight, i)->expected_ns > bound)
             bound = 4 * at(inflight, i)->expected_ns;
-    if (inflight->progress_ns > since && inflight->progress_ns <= now)
-        since = inflight->progress_ns;
+    if (inflight->progress_ns > since) /* another thread may have seen it after `now` was read */
+        since = inflight->progress_ns < now ? inflight->progress_ns : now;
     if (now - since < bound << (inflight->stalls < DOUBLINGS ? inflight->stalls : DOUBLINGS))
         return 0;
     inflight->progress_ns = now;

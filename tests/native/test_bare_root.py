@@ -56,7 +56,9 @@ def index(root: Path) -> Path:
         word for name in ("manylinux2014", "manylinux_2_17", "manylinux_2_28") for word in ("--platform", f"{name}_x86_64")
     ]
     kinds = ("--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "abi3", "--abi", "none")
-    command = ["python3", "-m", "pip", "download", "--quiet", "--only-binary", ":all:", *platforms, *kinds]
+    # An environment that uv made has no pip.
+    pip = [str(Path(__file__).parents[2] / "tools" / "uv.sh"), "tool", "run", "--quiet", "pip"]
+    command = [*pip, "download", "--quiet", "--only-binary", ":all:", *platforms, *kinds]
     done = subprocess.run([*command, "-d", folder, f"{wheel}[embedded]"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
